@@ -1,0 +1,3 @@
+/// A file.
+#[derive(Debug)]
+pub struct File;

@@ -1,0 +1,3 @@
+/// Foreign memory.
+#[derive(Debug)]
+pub struct Foreign;

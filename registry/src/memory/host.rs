@@ -1,0 +1,6 @@
+/// Host memory.
+#[derive(Debug)]
+pub struct Host;
+/// Builds [`Host`] memory.
+#[derive(Debug)]
+pub struct HostBuilder;

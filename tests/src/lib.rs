@@ -1,0 +1,1 @@
+//! Conformance, process and fault tests of transom.

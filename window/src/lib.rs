@@ -1,0 +1,1 @@
+//! Registered memory windows into other processes.
