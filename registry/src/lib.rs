@@ -24,4 +24,4 @@ mod memory;
 pub use access::Access;
 pub use error::{Cause, Error, Failed, Failure, Outcome, Result, Stale};
 pub use incarnation::Incarnation;
-pub use memory::{File, Foreign, Host, HostBuilder, Kind, Memory, Shared};
+pub use memory::{File, Foreign, Host, HostBuilder, HugePages, Kind, Mapped, Memory, Shared, read_only};
