@@ -71,7 +71,7 @@ impl Layout {
 #[derive(Debug)]
 enum Backing {
     Own(Host),
-    Mapped(Mapped),
+    Mapped(#[expect(dead_code, reason = "keeps the words mapped")] Mapped),
 }
 
 /// The words of one region: made by its owner, mapped by same-host peers.

@@ -30,7 +30,7 @@ pub mod word;
 pub use access::Access;
 pub use error::{Cause, Error, Failed, Failure, Outcome, Result, Stale};
 pub use incarnation::Incarnation;
-pub use memory::{File, Foreign, Host, HostBuilder, Kind, Mapped, Memory, Shared};
+pub use memory::{File, Foreign, Host, HostBuilder, HugePages, Kind, Mapped, Memory, Shared, read_only};
 pub use region::{MemoryRegion, Slice};
 pub use remote::{RemoteRegion, fuzz_remote_region};
 pub use table::{Grant, MOST_SIGNALS, Registry};

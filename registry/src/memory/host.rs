@@ -1,6 +1,205 @@
-/// Host memory.
+//! Host memory that this library allocates.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use rustix::io::Errno;
+
+use super::limits::{self, MOST};
+use super::mapping::Mapping;
+use super::{Kind, Memory, Shared};
+use crate::{Error, Result};
+
+/// Shared host memory: a memfd that cannot be shrunk or grown, mapped and filled with zeros.
+///
+/// Its file is private (mode 0600, close-on-exec), and is sealed before anybody else can see it: a process that maps
+/// it cannot be ended by somebody else's truncation.
+///
+/// # Examples
+/// ```
+/// use transom_registry::{Host, Memory};
+///
+/// let memory = Host::new(4096)?;
+/// assert_eq!(memory.size(), 4096);
+/// # Ok::<(), transom_registry::Error>(())
+/// ```
 #[derive(Debug)]
-pub struct Host;
+pub struct Host {
+    mapping: Mapping,
+    fd: OwnedFd,
+    size: usize,
+    huge_pages: bool,
+}
+
+/// Whether memory is made of huge pages (hugetlb, of the default huge page size).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum HugePages {
+    /// Pages of the usual size.
+    #[default]
+    Never,
+    /// Huge pages where enough are reserved and free, otherwise pages of the usual size.
+    Try,
+    /// Huge pages, or an error.
+    Required,
+}
+
 /// Builds [`Host`] memory.
-#[derive(Debug)]
-pub struct HostBuilder;
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct HostBuilder {
+    size: usize,
+    sparse: bool,
+    huge_pages: HugePages,
+}
+
+impl Host {
+    /// Allocates `size` bytes, every page of them present.
+    ///
+    /// # Errors
+    /// As [`HostBuilder::build`].
+    pub fn new(size: usize) -> Result<Self> {
+        Self::builder(size).build()
+    }
+
+    /// Describes `size` bytes of memory, to be allocated by [`HostBuilder::build`].
+    pub fn builder(size: usize) -> HostBuilder {
+        HostBuilder { size, sparse: false, huge_pages: HugePages::Never }
+    }
+
+    /// Whether it is made of huge pages.
+    #[must_use]
+    pub fn huge_pages(&self) -> bool {
+        self.huge_pages
+    }
+}
+
+impl HostBuilder {
+    /// Leaves the pages to their first use. No amount is checked beforehand, so that using more of it than there is
+    /// memory ends in the kernel's hands. Huge pages are always present.
+    pub fn sparse(mut self, sparse: bool) -> Self {
+        self.sparse = sparse;
+        self
+    }
+
+    /// Asks for huge pages.
+    pub fn huge_pages(mut self, huge_pages: HugePages) -> Self {
+        self.huge_pages = huge_pages;
+        self
+    }
+
+    /// Allocates it.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`] for a size of 0;
+    /// - [`Error::TooLarge`] where the machine, a control group or the address space has less than that;
+    /// - [`Error::Limit`] for too many files or mappings, and where required huge pages are missing;
+    /// - [`Error::Io`] for anything else that the operating system refuses.
+    pub fn build(self) -> Result<Host> {
+        let Self { size, sparse, huge_pages } = self;
+        if size == 0 {
+            return Err(Error::invalid("allocate memory", "size is 0, expected 1 byte or more"));
+        }
+        if size as u64 > MOST {
+            let limit = "address space".into();
+            return Err(Error::TooLarge { requested: size as u64, available: MOST, limit });
+        }
+        match huge_pages {
+            HugePages::Never => small(size, sparse),
+            HugePages::Required => huge(size),
+            HugePages::Try => huge(size).or_else(|_| small(size, sparse)),
+        }
+    }
+}
+
+fn small(size: usize, sparse: bool) -> Result<Host> {
+    let len = size.next_multiple_of(rustix::param::page_size());
+    if !sparse {
+        limits::check_available(len as u64)?;
+    }
+    let told = |action| move |errno| limits::diagnose(action, errno, len as u64);
+    let fd = create(MemfdFlags::empty()).map_err(told("create shared memory"))?;
+    prepare(&fd, len)?;
+    let mapping = Mapping::new(fd.as_fd(), 0, len, true, !sparse).map_err(told("map shared memory"))?;
+    if !sparse {
+        mapping.populate().map_err(told("populate shared memory"))?;
+    }
+    Ok(Host { mapping, fd, size, huge_pages: false })
+}
+
+fn huge(size: usize) -> Result<Host> {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let page = limits::meminfo(&text, "Hugepagesize").and_then(|page| usize::try_from(page).ok());
+    let Some(page) = page.filter(|page| page.is_power_of_two()) else {
+        return Err(Error::Limit {
+            what: "huge pages: this kernel has none (/proc/meminfo has no Hugepagesize)".into(),
+            next: "use pages of the usual size".into(),
+        });
+    };
+    let len = size.next_multiple_of(page);
+    let missing = || {
+        let count = |name| limits::meminfo(&text, name).unwrap_or(0);
+        let free = count("HugePages_Free").saturating_sub(count("HugePages_Rsvd"));
+        Error::Limit {
+            what: format!(
+                "huge pages: {} of {page} bytes are needed, {free} are free, {} are reserved \
+                 (/proc/sys/vm/nr_hugepages)",
+                len / page,
+                count("HugePages_Total"),
+            ),
+            next: "reserve more with sysctl vm.nr_hugepages, or do not require huge pages".into(),
+        }
+    };
+    let told = |action| {
+        move |errno| match errno {
+            Errno::NOMEM | Errno::NOSPC | Errno::FAULT => missing(),
+            other => limits::diagnose(action, other, len as u64),
+        }
+    };
+    let fd = create(MemfdFlags::HUGETLB).map_err(told("create shared memory of huge pages"))?;
+    prepare(&fd, len)?;
+    // Mapping reserves the pages; populating takes them, within the limits of the control group.
+    let mapping = Mapping::new(fd.as_fd(), 0, len, true, true).map_err(told("map huge pages"))?;
+    mapping.populate().map_err(told("populate huge pages"))?;
+    Ok(Host { mapping, fd, size, huge_pages: true })
+}
+
+/// A memfd that cannot be made executable, where the kernel knows how (6.3); some kernels refuse any other.
+fn create(more: MemfdFlags) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | more;
+    match rustix::fs::memfd_create(c"transom", flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(Errno::INVAL) => rustix::fs::memfd_create(c"transom", flags),
+        other => other,
+    }
+}
+
+/// Sets mode and size, then seals: from here on the file is what it will always be.
+fn prepare(fd: &OwnedFd, len: usize) -> Result<()> {
+    let len = len as u64;
+    limits::check_file_size(len)?;
+    rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR)
+        .map_err(|e| Error::io("set the mode of shared memory", e))?;
+    rustix::fs::ftruncate(fd, len).map_err(|e| limits::diagnose("size shared memory", e, len))?;
+    rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(|e| Error::io("seal shared memory", e))
+}
+
+// SAFETY: the mapping lives as long as the value, has `size` bytes or more, is readable and writable, and lies inside a
+// file that cannot be shrunk; no reference to its bytes is ever made here; the descriptor is the one that was mapped.
+unsafe impl Memory for Host {
+    fn as_ptr(&self) -> NonNull<u8> {
+        self.mapping.as_ptr()
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn kind(&self) -> Kind {
+        Kind::Host
+    }
+
+    fn share(&self) -> Option<Shared<'_>> {
+        Some(Shared { fd: self.fd.as_fd(), offset: 0, sealed: true })
+    }
+}

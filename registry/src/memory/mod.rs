@@ -7,10 +7,14 @@ use std::ptr::NonNull;
 mod file;
 mod foreign;
 mod host;
+mod limits;
+mod mapped;
+mod mapping;
 
 pub use file::File;
 pub use foreign::Foreign;
-pub use host::{Host, HostBuilder};
+pub use host::{Host, HostBuilder, HugePages};
+pub use mapped::{Mapped, read_only};
 
 use serde::{Deserialize, Serialize};
 

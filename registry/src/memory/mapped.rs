@@ -1,0 +1,121 @@
+//! Memory of another process, mapped here.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{FileType, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+
+use super::limits::{self, MOST};
+use super::mapping::Mapping;
+use crate::{Error, Result};
+
+/// Another process's memory, mapped into this one from a descriptor that it sent.
+///
+/// The bytes belong to somebody else: they change at any time, so they are read and written through raw pointers, never
+/// through references.
+#[derive(Debug)]
+pub struct Mapped {
+    mapping: Mapping,
+    size: usize,
+    writable: bool,
+}
+
+const OPERATION: &str = "map a peer's memory";
+
+impl Mapped {
+    /// Maps `size` bytes of `fd` from `offset` on, and closes `fd`.
+    ///
+    /// Everything is checked before it is mapped. With `sealed`, the file has to be sealed against shrinking, so that
+    /// the mapping stays valid whatever its owner does; without it, nobody may truncate the file while this lives.
+    ///
+    /// # Errors
+    /// - [`Error::Invalid`] for a size of 0, [`Error::Misaligned`] for an offset that is not at a page;
+    /// - [`Error::Malformed`] for a descriptor of anything but a file, and for one that is not sealed but should be;
+    /// - [`Error::OutOfRange`] where the file is smaller than that;
+    /// - [`Error::TooLarge`], [`Error::Limit`] and [`Error::Io`] where the operating system refuses.
+    pub fn new(fd: OwnedFd, offset: u64, size: usize, writable: bool, sealed: bool) -> Result<Self> {
+        if size == 0 {
+            return Err(Error::invalid(OPERATION, "size is 0, expected 1 byte or more"));
+        }
+        if sealed {
+            check_sealed(&fd)?;
+        }
+        let stat = rustix::fs::fstat(&fd).map_err(|e| Error::io("read the size of a peer's memory", e))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(malformed("the descriptor is not a file"));
+        }
+        let limit = u64::try_from(stat.st_size).unwrap_or(0);
+        let page = page_size(&fd);
+        if offset % page != 0 {
+            return Err(Error::Misaligned { operation: OPERATION, offset, align: page });
+        }
+        if offset.checked_add(size as u64).is_none_or(|end| end > limit) {
+            return Err(Error::OutOfRange { operation: OPERATION, offset, size: size as u64, limit });
+        }
+        if size as u64 > MOST {
+            let limit = "address space".into();
+            return Err(Error::TooLarge { requested: size as u64, available: MOST, limit });
+        }
+        let len = (size as u64).next_multiple_of(page) as usize;
+        let mapping = Mapping::new(fd.as_fd(), offset, len, writable, false)
+            .map_err(|errno| limits::diagnose(OPERATION, errno, len as u64))?;
+        Ok(Self { mapping, size, writable })
+    }
+
+    /// Its first byte in this process.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.mapping.as_ptr()
+    }
+
+    /// Its size in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Whether it may be written here.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+}
+
+fn malformed(why: impl Into<String>) -> Error {
+    Error::Malformed { what: "a peer's memory descriptor", why: why.into() }
+}
+
+fn check_sealed(fd: &OwnedFd) -> Result<()> {
+    match rustix::fs::fcntl_get_seals(fd) {
+        Ok(seals) if seals.contains(SealFlags::SHRINK) => Ok(()),
+        Ok(_) => Err(malformed("it is not sealed against shrinking")),
+        Err(Errno::INVAL) => Err(malformed("its kind of file cannot be sealed")),
+        Err(errno) => Err(Error::io("read the seals of a peer's memory", errno)),
+    }
+}
+
+/// The size of the pages that a file is mapped in: huge ones on hugetlbfs.
+fn page_size(fd: &OwnedFd) -> u64 {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let usual = rustix::param::page_size() as u64;
+    match rustix::fs::fstatfs(fd) {
+        Ok(fs) if fs.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC => {
+            u64::try_from(fs.f_bsize).ok().filter(|page| page.is_power_of_two()).unwrap_or(usual)
+        }
+        _ => usual,
+    }
+}
+
+/// A second descriptor of the same memory that can be mapped for reading only.
+///
+/// It keeps a peer that plays by the rules from writing by mistake. It is no wall: a process of the same user can open
+/// `/proc/self/fd/N` for writing again, as this function opens it for reading. Needs `/proc`.
+///
+/// # Errors
+/// [`Error::Limit`] with too many files open, [`Error::Io`] where `/proc` is missing or refuses.
+pub fn read_only(fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| limits::diagnose("open shared memory read-only", errno, 0))
+}
