@@ -9,6 +9,8 @@ use crate::{Incarnation, Result, word};
 
 /// Size of a line that is nobody else's: two cache lines, since processors fetch them in pairs.
 const LINE: usize = 128;
+/// Bytes from one signal to the next.
+pub const SIGNAL_STRIDE: usize = LINE;
 const SMALLEST_STRIPE: usize = 4096;
 const MOST_STRIPES: usize = 1 << 20;
 

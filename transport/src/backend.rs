@@ -82,6 +82,11 @@ pub trait Transport: Debug + Send + Sync {
     /// An incarnation of `None` takes whoever answers there. An existing connection may be given again.
     fn connect(&self, address: &str, peer: Option<Incarnation>, deadline: Instant) -> Pending<Arc<dyn Endpoint>>;
 
+    /// Whether it has to be polled at the moment: no, when it has no connection.
+    fn needs_poll(&self) -> bool {
+        self.caps().polled
+    }
+
     /// Moves whatever can be moved, and hands over what completed. Never blocks. Returns how much there was to do.
     fn poll(&self, done: &mut Vec<Completion>) -> usize;
 

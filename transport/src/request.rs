@@ -10,11 +10,14 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use transom_registry::{Error, Result};
 
+use crate::late::Late;
 use crate::progress::Progress;
 
 /// The slot that a transport completes and a request looks at.
 pub(crate) struct Flight {
     operation: &'static str,
+    /// Who is told of a failure that nobody asks for.
+    late: Arc<Late>,
     state: Mutex<State>,
 }
 
@@ -23,6 +26,10 @@ struct State {
     parts: usize,
     result: Result<u64>,
     waker: Option<Waker>,
+    /// The request was dropped.
+    abandoned: bool,
+    /// The outcome was seen.
+    told: bool,
 }
 
 impl fmt::Debug for Flight {
@@ -33,8 +40,24 @@ impl fmt::Debug for Flight {
 
 impl Flight {
     /// A flight of `parts` parts, each of which is completed once.
-    pub(crate) fn new(operation: &'static str, parts: usize) -> Arc<Self> {
-        Arc::new(Self { operation, state: Mutex::new(State { parts, result: Ok(0), waker: None }) })
+    pub(crate) fn new(operation: &'static str, parts: usize, late: &Arc<Late>) -> Arc<Self> {
+        let state = State { parts, result: Ok(0), waker: None, abandoned: false, told: false };
+        Arc::new(Self { operation, late: late.clone(), state: Mutex::new(state) })
+    }
+
+    /// Adds a part that will be completed too.
+    pub(crate) fn add_part(&self) {
+        self.state.lock().parts += 1;
+    }
+
+    fn abandon(&self) {
+        let mut state = self.state.lock();
+        state.abandoned = true;
+        let failed = if state.parts == 0 && !state.told { state.result.clone().err() } else { None };
+        drop(state);
+        if let Some(error) = failed {
+            self.late.record(error);
+        }
     }
 
     pub(crate) fn operation(&self) -> &'static str {
@@ -57,21 +80,35 @@ impl Flight {
                 }
             }
         }
-        let waker = if state.parts == 0 { state.waker.take() } else { None };
+        let over = state.parts == 0;
+        let waker = if over { state.waker.take() } else { None };
+        let failed = if over && state.abandoned { state.result.clone().err() } else { None };
         drop(state);
+        if let Some(error) = failed {
+            self.late.record(error);
+        }
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    fn result(&self) -> Option<Result<u64>> {
-        let state = self.state.lock();
-        (state.parts == 0).then(|| state.result.clone())
+    fn is_over(&self) -> bool {
+        self.state.lock().parts == 0
+    }
+
+    pub(crate) fn result(&self) -> Option<Result<u64>> {
+        let mut state = self.state.lock();
+        if state.parts > 0 {
+            return None;
+        }
+        state.told = true;
+        Some(state.result.clone())
     }
 
     fn poll(&self, waker: &Waker) -> Poll<Result<u64>> {
         let mut state = self.state.lock();
         if state.parts == 0 {
+            state.told = true;
             return Poll::Ready(state.result.clone());
         }
         match &mut state.waker {
@@ -101,8 +138,14 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
             .field("operation", &self.flight.operation)
-            .field("done", &self.flight.result().is_some())
+            .field("done", &self.flight.is_over())
             .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.flight.abandon();
     }
 }
 
@@ -128,7 +171,7 @@ impl Request {
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.progress.poll();
-        self.flight.result().is_some()
+        self.flight.is_over()
     }
 
     /// Waits under the context's default deadline.
@@ -191,11 +234,30 @@ mod tests {
 
     #[test]
     fn a_flight_of_parts_ends_with_its_last_part_and_keeps_the_first_error() {
-        let flight = Flight::new("put", 3);
+        let late = Arc::new(Late::default());
+        let flight = Flight::new("put", 3, &late);
         flight.complete(Ok(0));
         assert!(flight.result().is_none());
         flight.complete(Err(Error::invalid("put", "first")));
         flight.complete(Err(Error::invalid("put", "second")));
         assert!(flight.result().unwrap().unwrap_err().to_string().contains("first"));
+    }
+    #[test]
+    fn a_failure_that_nobody_asked_for_is_told_late_and_only_then() {
+        for asked in [false, true] {
+            for dropped_first in [false, true] {
+                let late = Arc::new(Late::default());
+                let flight = Flight::new("put", 1, &late);
+                if dropped_first && !asked {
+                    flight.abandon();
+                }
+                flight.complete(Err(Error::invalid("put", "lost")));
+                if asked {
+                    flight.result().unwrap().unwrap_err();
+                }
+                flight.abandon();
+                assert_eq!(late.take().is_some(), !asked);
+            }
+        }
     }
 }

@@ -50,6 +50,11 @@ impl Token {
         self.complete(Err(Error::failed(operation, outcome, failure.clone())));
     }
 
+    /// Takes the token back: nothing was begun.
+    pub(crate) fn cancel(mut self) {
+        self.0 = None;
+    }
+
     fn end(&mut self, result: Result<u64>) {
         match self.0.take() {
             Some(Waits::Flight(flight)) => flight.complete(result),

@@ -47,8 +47,6 @@ pub enum Wait {
 pub struct Progress {
     seat: Mutex<Vec<Completion>>,
     transports: RwLock<Vec<Arc<dyn Transport>>>,
-    /// Whether any transport has to be polled.
-    polled: AtomicBool,
     sleeper: Sleeper,
     page: Arc<Page>,
     waiting: Waiting,
@@ -76,7 +74,6 @@ impl Progress {
         Ok(Arc::new(Self {
             seat: Mutex::default(),
             transports: RwLock::default(),
-            polled: AtomicBool::new(false),
             sleeper,
             page,
             waiting: Waiting::default(),
@@ -106,9 +103,6 @@ impl Progress {
         if let Some(fd) = transport.event_fd() {
             self.sleeper.add(fd)?;
         }
-        if transport.caps().polled {
-            self.polled.store(true, Ordering::Release);
-        }
         self.transports.write().push(transport);
         Ok(())
     }
@@ -117,8 +111,35 @@ impl Progress {
         self.transports.read().clone()
     }
 
+    /// Whether any transport has to be polled at the moment.
     pub(crate) fn is_polled(&self) -> bool {
-        self.polled.load(Ordering::Acquire)
+        self.transports.read().iter().any(|transport| transport.needs_poll())
+    }
+
+    /// Waits for `over` in the cheapest way: spinning, driving where there is something to drive, for as long as a sleep
+    /// costs. `false`: it is not over.
+    pub(crate) fn spin(&self, timeout: Duration, mut over: impl FnMut() -> bool) -> bool {
+        if over() {
+            return true;
+        }
+        let polled = self.is_polled();
+        let _driving = polled.then(|| Driving::begin(self));
+        let since = Instant::now();
+        let spin = self.spin_time().min(timeout);
+        let mut round = 0_u32;
+        loop {
+            if over() {
+                return true;
+            }
+            if polled {
+                self.poll();
+            }
+            std::hint::spin_loop();
+            round = round.wrapping_add(1);
+            if round.is_multiple_of(if polled { 8 } else { 64 }) && since.elapsed() >= spin {
+                return over();
+            }
+        }
     }
 
     /// Polls every transport once, if nobody else does at this moment, and delivers what completed. Returns whether there
