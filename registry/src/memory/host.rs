@@ -113,14 +113,14 @@ impl HostBuilder {
 }
 
 fn small(size: usize, sparse: bool) -> Result<Host> {
-    let len = size.next_multiple_of(rustix::param::page_size());
+    let whole = size.next_multiple_of(rustix::param::page_size());
     if !sparse {
-        limits::check_available(len as u64)?;
+        limits::check_available(whole as u64)?;
     }
-    let told = |action| move |errno| limits::diagnose(action, errno, len as u64);
+    let told = |action| move |errno| limits::diagnose(action, errno, whole as u64);
     let fd = create(MemfdFlags::empty()).map_err(told("create shared memory"))?;
-    prepare(&fd, len)?;
-    let mapping = Mapping::new(fd.as_fd(), 0, len, true, !sparse).map_err(told("map shared memory"))?;
+    prepare(&fd, whole)?;
+    let mapping = Mapping::new(fd.as_fd(), 0, whole, true, !sparse).map_err(told("map shared memory"))?;
     if !sparse {
         mapping.populate().map_err(told("populate shared memory"))?;
     }
@@ -136,7 +136,7 @@ fn huge(size: usize) -> Result<Host> {
             next: "use pages of the usual size".into(),
         });
     };
-    let len = size.next_multiple_of(page);
+    let whole = size.next_multiple_of(page);
     let missing = || {
         let count = |name| limits::meminfo(&text, name).unwrap_or(0);
         let free = count("HugePages_Free").saturating_sub(count("HugePages_Rsvd"));
@@ -144,7 +144,7 @@ fn huge(size: usize) -> Result<Host> {
             what: format!(
                 "huge pages: {} of {page} bytes are needed, {free} are free, {} are reserved \
                  (/proc/sys/vm/nr_hugepages)",
-                len / page,
+                whole / page,
                 count("HugePages_Total"),
             ),
             next: "reserve more with sysctl vm.nr_hugepages, or do not require huge pages".into(),
@@ -153,13 +153,13 @@ fn huge(size: usize) -> Result<Host> {
     let told = |action| {
         move |errno| match errno {
             Errno::NOMEM | Errno::NOSPC | Errno::FAULT => missing(),
-            other => limits::diagnose(action, other, len as u64),
+            other => limits::diagnose(action, other, whole as u64),
         }
     };
     let fd = create(MemfdFlags::HUGETLB).map_err(told("create shared memory of huge pages"))?;
-    prepare(&fd, len)?;
+    prepare(&fd, whole)?;
     // Mapping reserves the pages; populating takes them, within the limits of the control group.
-    let mapping = Mapping::new(fd.as_fd(), 0, len, true, true).map_err(told("map huge pages"))?;
+    let mapping = Mapping::new(fd.as_fd(), 0, whole, true, true).map_err(told("map huge pages"))?;
     mapping.populate().map_err(told("populate huge pages"))?;
     Ok(Host { mapping, fd, size, huge_pages: true })
 }
@@ -174,12 +174,12 @@ fn create(more: MemfdFlags) -> Result<OwnedFd, Errno> {
 }
 
 /// Sets mode and size, then seals: from here on the file is what it will always be.
-fn prepare(fd: &OwnedFd, len: usize) -> Result<()> {
-    let len = len as u64;
-    limits::check_file_size(len)?;
+fn prepare(fd: &OwnedFd, whole: usize) -> Result<()> {
+    let whole = whole as u64;
+    limits::check_file_size(whole)?;
     rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR)
         .map_err(|e| Error::io("set the mode of shared memory", e))?;
-    rustix::fs::ftruncate(fd, len).map_err(|e| limits::diagnose("size shared memory", e, len))?;
+    rustix::fs::ftruncate(fd, whole).map_err(|e| limits::diagnose("size shared memory", e, whole))?;
     rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|e| Error::io("seal shared memory", e))
 }

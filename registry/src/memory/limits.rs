@@ -1,6 +1,7 @@
 //! How much memory there is, and which limit an error of the operating system means.
 
 use std::fs::read_to_string;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ pub(super) fn check_file_size(size: u64) -> Result<()> {
         Some(limit) if size > limit => Err(Error::TooLarge {
             requested: size,
             available: limit,
-            limit: "the limit on file sizes counts for shared memory too: raise it with ulimit -f".into(),
+            limit: "RLIMIT_FSIZE counts for shared memory too, raise it with ulimit -f".into(),
         }),
         _ => Ok(()),
     }
@@ -51,7 +52,7 @@ pub(super) fn diagnose(action: &str, errno: Errno, size: u64) -> Error {
 }
 
 fn out_of_memory(action: &str, size: u64) -> Error {
-    let mappings = read_to_string("/proc/self/maps").map(|maps| maps.lines().count()).unwrap_or(0);
+    let mappings = mappings();
     let most = sysctl("vm/max_map_count");
     if most.parse::<usize>().is_ok_and(|most| mappings + 2 >= most) {
         return Error::Limit {
@@ -78,6 +79,17 @@ fn out_of_memory(action: &str, size: u64) -> Error {
             next: "ask for less, or allow more with sysctl vm.overcommit_memory".into(),
         },
     }
+}
+
+/// How many mappings the process has, counted without a large allocation: that might need one more.
+fn mappings() -> usize {
+    let mut buffer = [0; 4096];
+    let mut lines = 0;
+    let Ok(mut maps) = std::fs::File::open("/proc/self/maps") else { return 0 };
+    while let Ok(size @ 1..) = maps.read(&mut buffer) {
+        lines += buffer[..size].iter().filter(|byte| **byte == b'\n').count();
+    }
+    lines
 }
 
 fn sysctl(name: &str) -> String {

@@ -57,9 +57,9 @@ impl Mapped {
             let limit = "address space".into();
             return Err(Error::TooLarge { requested: size as u64, available: MOST, limit });
         }
-        let len = (size as u64).next_multiple_of(page) as usize;
-        let mapping = Mapping::new(fd.as_fd(), offset, len, writable, false)
-            .map_err(|errno| limits::diagnose(OPERATION, errno, len as u64))?;
+        let whole = (size as u64).next_multiple_of(page) as usize;
+        let mapping = Mapping::new(fd.as_fd(), offset, whole, writable, false)
+            .map_err(|errno| limits::diagnose(OPERATION, errno, whole as u64))?;
         Ok(Self { mapping, size, writable })
     }
 
