@@ -258,3 +258,172 @@ unsafe impl Memory for File {
         self.read_only
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::MetadataExt;
+
+    use super::super::scratch::{Scratch, skip};
+    use super::*;
+
+    fn page() -> usize {
+        rustix::param::page_size()
+    }
+
+    /// Writes one byte; only for files that one test alone uses.
+    fn write(file: &File, offset: usize, byte: u8) {
+        assert!(offset < file.size() && !file.is_read_only());
+        // SAFETY: the offset is inside the mapping, which is writable, and nobody else uses it.
+        unsafe { file.as_ptr().add(offset).write_volatile(byte) }
+    }
+
+    fn read(file: &File, offset: usize) -> u8 {
+        assert!(offset < file.size());
+        // SAFETY: the offset is inside the mapping, and nobody writes it meanwhile.
+        unsafe { file.as_ptr().add(offset).read_volatile() }
+    }
+
+    #[test]
+    fn a_created_file_keeps_what_was_written_and_flushed() {
+        let folder = Scratch::new();
+        let path = folder.path().join("file");
+        let file = File::create(&path, page() + 1).unwrap();
+        assert_eq!((file.size(), file.kind(), file.is_read_only()), (page() + 1, Kind::File, false));
+        assert_eq!(file.path(), path);
+        assert!(path.metadata().unwrap().blocks() * 512 > page() as u64, "its blocks are there");
+        write(&file, 0, 1);
+        file.flush().unwrap();
+        write(&file, page(), 2);
+        file.flush_range(page()..page() + 1).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        let bytes = std::fs::read(&path).unwrap();
+        assert_eq!((bytes.len(), bytes[0], bytes[page()]), (page() + 1, 1, 2));
+        let file = File::open(&path).unwrap();
+        assert!(file.is_read_only());
+        assert_eq!((file.size(), read(&file, 0), read(&file, page())), (page() + 1, 1, 2));
+        file.flush().unwrap();
+        file.sync_all().unwrap();
+    }
+
+    #[test]
+    fn a_range_to_flush_may_start_anywhere_but_not_leave_the_file() {
+        let folder = Scratch::new();
+        let file = File::create(folder.path().join("file"), 2 * page() + 3).unwrap();
+        let end = file.size();
+        for range in [0..1, 1..2, page() - 1..page() + 1, page() + 7..end, end..end, 0..0] {
+            file.flush_range(range).unwrap();
+        }
+        #[expect(clippy::reversed_empty_ranges, reason = "this is what is refused")]
+        for range in [0..end + 1, end..end + 1, usize::MAX..usize::MAX, 1..usize::MAX, 2..1] {
+            assert!(matches!(file.flush_range(range), Err(Error::OutOfRange { .. })));
+        }
+    }
+
+    #[test]
+    fn what_is_there_is_never_overwritten_by_create() {
+        let folder = Scratch::new();
+        folder.write("file", "precious");
+        let path = folder.path().join("file");
+        let refused = File::create(&path, 1);
+        assert!(matches!(refused, Err(Error::Io { errno, .. }) if errno == Errno::EXIST.raw_os_error()));
+        assert_eq!(std::fs::read(path).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn empty_files_and_what_is_no_file_are_refused_without_waiting() {
+        let folder = Scratch::new();
+        folder.write("empty", "");
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [folder.path().join("empty"), pipe, "/dev/null".into()] {
+            for refused in [File::open(&path), File::open_rw(&path)] {
+                assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+            }
+        }
+        assert!(matches!(File::open(folder.path()), Err(Error::Invalid { .. })));
+        let path = folder.path().join("new");
+        assert!(matches!(File::create(&path, 0), Err(Error::Invalid { .. })));
+        for size in [(1 << 47) + 1, usize::MAX] {
+            assert!(matches!(File::create(&path, size), Err(Error::TooLarge { .. })));
+        }
+        assert!(!path.exists());
+        let text = File::open(&path).unwrap_err().to_string();
+        assert!(text.contains("cannot open") && text.contains(&path.display().to_string()), "{text}");
+    }
+
+    #[test]
+    fn holes_are_filled_before_a_file_is_mapped_for_writing() {
+        let folder = Scratch::new();
+        let path = folder.path().join("sparse");
+        folder.write("sparse", "head");
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
+        assert!(path.metadata().unwrap().blocks() * 512 < 1 << 20);
+        let file = File::open_rw(&path).unwrap();
+        assert!(path.metadata().unwrap().blocks() * 512 >= 1 << 20);
+        assert_eq!((read(&file, 0), read(&file, 4), read(&file, (1 << 20) - 1)), (b'h', 0, 0));
+        let shared = file.share().unwrap();
+        assert!(shared.offset == 0 && !shared.sealed);
+        let fd = shared.fd.try_clone_to_owned().unwrap();
+        let mapped = crate::Mapped::new(fd, 0, 1 << 20, true, false).unwrap();
+        write(&file, 4, 9);
+        // SAFETY: byte 4 of 1 MiB, which nobody writes meanwhile.
+        assert_eq!(unsafe { mapped.as_ptr().add(4).read_volatile() }, 9);
+    }
+
+    #[test]
+    fn files_without_fallocate_are_written_when_new_and_refused_when_they_have_holes() {
+        let folder = Scratch::new();
+        let path = folder.path().join("file");
+        let fd = open(&path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).unwrap();
+        without_fallocate(&path, &fd, (2 << 20) + 1).unwrap();
+        assert_eq!(path.metadata().unwrap().len(), (2 << 20) + 1);
+        without_fallocate(&path, &fd, (2 << 20) + 1).unwrap();
+        rustix::fs::ftruncate(&fd, 64 << 20).unwrap();
+        assert!(matches!(without_fallocate(&path, &fd, 64 << 20), Err(Error::Invalid { .. })));
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_with_both_numbers_and_never_a_signal() {
+        let folder = Scratch::new();
+        let path = folder.path().to_path_buf();
+        // The mount is seen by this thread alone and goes with it.
+        std::thread::spawn(move || {
+            if let Err(error) = mount_tmpfs(&path, c"size=1m") {
+                return skip(&format!("needs the right to mount a small tmpfs: {error}"));
+            }
+            let file = path.join("file");
+            let error = File::create(&file, 2 << 20).unwrap_err();
+            assert!(
+                matches!(error, Error::TooLarge { requested: 0x20_0000, available: 0x10_0000, .. }),
+                "{error:?}"
+            );
+            assert!(!file.exists());
+            std::fs::File::create(&file).unwrap().set_len(2 << 20).unwrap();
+            assert!(matches!(File::open_rw(&file), Err(Error::TooLarge { .. })));
+            std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(1 << 19).unwrap();
+            let file = File::open_rw(&file).unwrap();
+            for offset in (0..1 << 19).step_by(page()) {
+                write(&file, offset, 1);
+            }
+        })
+        .join()
+        .unwrap();
+    }
+
+    fn mount_tmpfs(path: &Path, options: &std::ffi::CStr) -> std::io::Result<()> {
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+        let done = |rc| if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) };
+        // SAFETY: it takes only flags, and changes what this thread alone sees.
+        done(unsafe { libc::unshare(libc::CLONE_FS | libc::CLONE_NEWNS) })?;
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        let null = std::ptr::null();
+        // SAFETY: the strings end in 0 and outlive the call; the others are allowed to be null here.
+        done(unsafe { libc::mount(null, c"/".as_ptr(), null, private, null.cast()) })?;
+        // SAFETY: as above.
+        done(unsafe {
+            libc::mount(c"tmpfs".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), 0, options.as_ptr().cast())
+        })
+    }
+}
