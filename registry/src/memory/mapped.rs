@@ -47,7 +47,7 @@ impl Mapped {
         }
         let limit = u64::try_from(stat.st_size).unwrap_or(0);
         let page = page_size(&fd);
-        if offset % page != 0 {
+        if !offset.is_multiple_of(page) {
             return Err(Error::Misaligned { operation: OPERATION, offset, align: page });
         }
         if offset.checked_add(size as u64).is_none_or(|end| end > limit) {
