@@ -125,7 +125,7 @@ impl File {
 
     fn map(path: &Path, fd: OwnedFd, size: usize, writable: bool) -> Result<Self> {
         let action = format!("map {}", path.display());
-        let mapping = Mapping::new(fd.as_fd(), 0, size, writable, false)
+        let mapping = Mapping::new(fd.as_fd(), 0, size, writable)
             .map_err(|errno| limits::diagnose(&action, errno, size as u64))?;
         Ok(Self { mapping, fd, size, read_only: !writable, path: path.to_path_buf() })
     }

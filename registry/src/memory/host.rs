@@ -120,10 +120,9 @@ fn small(size: usize, sparse: bool) -> Result<Host> {
     let told = |action| move |errno| limits::diagnose(action, errno, whole as u64);
     let fd = create(MemfdFlags::empty()).map_err(told("create shared memory"))?;
     prepare(&fd, whole)?;
-    let mapping = Mapping::new(fd.as_fd(), 0, whole, true, !sparse).map_err(told("map shared memory"))?;
-    if !sparse {
-        mapping.populate().map_err(told("populate shared memory"))?;
-    }
+    let mapping =
+        if sparse { Mapping::new(fd.as_fd(), 0, whole, true) } else { Mapping::populated(fd.as_fd(), whole) };
+    let mapping = mapping.map_err(told("map shared memory"))?;
     Ok(Host { mapping, fd, size, huge_pages: false })
 }
 
@@ -159,8 +158,7 @@ fn huge(size: usize) -> Result<Host> {
     let fd = create(MemfdFlags::HUGETLB).map_err(told("create shared memory of huge pages"))?;
     prepare(&fd, whole)?;
     // Mapping reserves the pages; populating takes them, within the limits of the control group.
-    let mapping = Mapping::new(fd.as_fd(), 0, whole, true, true).map_err(told("map huge pages"))?;
-    mapping.populate().map_err(told("populate huge pages"))?;
+    let mapping = Mapping::populated(fd.as_fd(), whole).map_err(told("map huge pages"))?;
     Ok(Host { mapping, fd, size, huge_pages: true })
 }
 

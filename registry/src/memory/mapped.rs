@@ -58,7 +58,7 @@ impl Mapped {
             return Err(Error::TooLarge { requested: size as u64, available: MOST, limit });
         }
         let whole = (size as u64).next_multiple_of(page) as usize;
-        let mapping = Mapping::new(fd.as_fd(), offset, whole, writable, false)
+        let mapping = Mapping::new(fd.as_fd(), offset, whole, writable)
             .map_err(|errno| limits::diagnose(OPERATION, errno, whole as u64))?;
         Ok(Self { mapping, size, writable })
     }

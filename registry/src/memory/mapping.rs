@@ -24,28 +24,39 @@ impl Mapping {
     ///
     /// Mapping is safe: it takes addresses that nothing uses, and hands out no reference. Whether the bytes can be
     /// touched is up to the caller: they have to lie inside the file.
-    pub(super) fn new(
+    pub(super) fn new(fd: BorrowedFd<'_>, offset: u64, size: usize, writable: bool) -> Result<Self, Errno> {
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        Self::with_flags(fd, offset, size, prot, MapFlags::SHARED)
+    }
+
+    /// Maps `size` bytes from the beginning, for reading and writing, with every page present.
+    ///
+    /// Before Linux 5.14 the kernel does not say whether it found all the pages.
+    pub(super) fn populated(fd: BorrowedFd<'_>, size: usize) -> Result<Self, Errno> {
+        let mapping = Self::new(fd, 0, size, true)?;
+        // SAFETY: the range is this mapping, whole; populating changes no byte.
+        match unsafe { rustix::mm::madvise(mapping.start(), size, Advice::LinuxPopulateWrite) } {
+            Ok(()) => Ok(mapping),
+            Err(Errno::INVAL) => {
+                drop(mapping);
+                let flags = MapFlags::SHARED | MapFlags::POPULATE;
+                Self::with_flags(fd, 0, size, ProtFlags::READ | ProtFlags::WRITE, flags)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn with_flags(
         fd: BorrowedFd<'_>,
         offset: u64,
         size: usize,
-        writable: bool,
-        populate: bool,
+        prot: ProtFlags,
+        flags: MapFlags,
     ) -> Result<Self, Errno> {
-        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
         // SAFETY: no address is asked for and MAP_FIXED is not set, so the kernel takes addresses that are free.
         let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, flags, fd, offset) }?;
         let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(Errno::NOMEM)?;
         Ok(Self { ptr, size })
-    }
-
-    /// Makes sure that every page is there, which `MAP_POPULATE` only tries to. Before Linux 5.14 it does nothing.
-    pub(super) fn populate(&self) -> Result<(), Errno> {
-        // SAFETY: the range is this mapping, whole; populating changes no byte.
-        match unsafe { rustix::mm::madvise(self.start(), self.size, Advice::LinuxPopulateWrite) } {
-            Err(Errno::INVAL | Errno::NOSYS) => Ok(()),
-            other => other,
-        }
     }
 
     /// Writes `size` bytes from `offset` on back to the file and waits for it. `offset` is a multiple of the page
