@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 #[derive(Debug)]
 pub(super) struct Mapping {
     ptr: NonNull<u8>,
-    len: usize,
+    size: usize,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; this type only tells its address and unmaps it once.
@@ -20,41 +20,56 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes (not zero, whole pages of what `fd` is made of) from `offset` on, shared.
+    /// Maps `size` bytes (not zero, whole pages of what `fd` is made of) from `offset` on, shared.
     ///
     /// Mapping is safe: it takes addresses that nothing uses, and hands out no reference. Whether the bytes can be
     /// touched is up to the caller: they have to lie inside the file.
-    pub(super) fn new(
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: usize,
-        writable: bool,
-        populate: bool,
-    ) -> Result<Self, Errno> {
+    pub(super) fn new(fd: BorrowedFd<'_>, offset: u64, size: usize, writable: bool) -> Result<Self, Errno> {
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
-        // SAFETY: no address is asked for and MAP_FIXED is not set, so the kernel takes addresses that are free.
-        let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) }?;
-        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(Errno::NOMEM)?;
-        Ok(Self { ptr, len })
+        Self::with_flags(fd, offset, size, prot, MapFlags::SHARED)
     }
 
-    /// Makes sure that every page is there, which `MAP_POPULATE` only tries to. Before Linux 5.14 it does nothing.
-    pub(super) fn populate(&self) -> Result<(), Errno> {
+    /// Maps `size` bytes from the beginning, for reading and writing, with every page present.
+    ///
+    /// Before Linux 5.14 the kernel does not say whether it found all the pages.
+    pub(super) fn populated(fd: BorrowedFd<'_>, size: usize) -> Result<Self, Errno> {
+        let mapping = Self::new(fd, 0, size, true)?;
         // SAFETY: the range is this mapping, whole; populating changes no byte.
-        match unsafe { rustix::mm::madvise(self.start(), self.len, Advice::LinuxPopulateWrite) } {
-            Err(Errno::INVAL | Errno::NOSYS) => Ok(()),
-            other => other,
+        match unsafe { rustix::mm::madvise(mapping.start(), size, Advice::LinuxPopulateWrite) } {
+            Ok(()) => Ok(mapping),
+            Err(Errno::INVAL) => {
+                drop(mapping);
+                let flags = MapFlags::SHARED | MapFlags::POPULATE;
+                Self::with_flags(fd, 0, size, ProtFlags::READ | ProtFlags::WRITE, flags)
+            }
+            Err(errno) => Err(errno),
         }
     }
 
-    /// Writes `len` bytes from `offset` on back to the file and waits for it. `offset` is a multiple of the page
+    fn with_flags(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        size: usize,
+        prot: ProtFlags,
+        flags: MapFlags,
+    ) -> Result<Self, Errno> {
+        // SAFETY: no address is asked for and MAP_FIXED is not set, so the kernel takes addresses that are free.
+        let ptr = unsafe { rustix::mm::mmap(std::ptr::null_mut(), size, prot, flags, fd, offset) }?;
+        let ptr = NonNull::new(ptr.cast::<u8>()).ok_or(Errno::NOMEM)?;
+        Ok(Self { ptr, size })
+    }
+
+    /// Writes `size` bytes from `offset` on back to the file and waits for it. `offset` is a multiple of the page
     /// size, and the range lies in the mapping.
-    pub(super) fn sync(&self, offset: usize, len: usize) -> Result<(), Errno> {
-        debug_assert!(offset <= self.len && len <= self.len - offset);
+    pub(super) fn sync(&self, offset: usize, size: usize) -> Result<(), Errno> {
+        debug_assert!(offset <= self.size && size <= self.size - offset);
         // SAFETY: the range lies in this mapping; writing back changes no byte.
         unsafe {
-            rustix::mm::msync(self.start().cast::<u8>().add(offset).cast(), len, rustix::mm::MsyncFlags::SYNC)
+            rustix::mm::msync(
+                self.start().cast::<u8>().add(offset).cast(),
+                size,
+                rustix::mm::MsyncFlags::SYNC,
+            )
         }
     }
 
@@ -69,8 +84,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` with this length, and whoever kept the address keeps this value too.
+        // SAFETY: the range was mapped by `new` with this size, and whoever kept the address keeps this value too.
         // It can only fail when splitting a mapping, which unmapping the whole of it does not.
-        let _ = unsafe { rustix::mm::munmap(self.start(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.start(), self.size) };
     }
 }

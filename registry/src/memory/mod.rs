@@ -10,6 +10,8 @@ mod host;
 mod limits;
 mod mapped;
 mod mapping;
+#[cfg(test)]
+mod scratch;
 
 pub use file::File;
 pub use foreign::Foreign;
