@@ -134,3 +134,17 @@ impl Atomic {
 pub unsafe fn reduce(dtype: Dtype, operation: Reduce, into: *mut u8, from: *const u8, count: usize) {
     let _ = (dtype, operation, into, from, count);
 }
+
+/// A plain element type.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// Its number.
+    const DTYPE: Dtype;
+}
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+}
+/// Bytes of elements.
+pub fn as_bytes<T: Element>(from: &[T]) -> &[u8] {
+    // SAFETY: stub.
+    unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), std::mem::size_of_val(from)) }
+}

@@ -114,7 +114,12 @@ impl Exposed {
     pub fn part(&self, operation: &'static str, offset: u64, size: u64) -> Result<Self> {
         let at = self.check(operation, offset, size)?;
         // SAFETY: inside the range, as checked above.
-        Ok(Self { base: unsafe { self.base.add(at) }, size: size as usize, start: self.start + at, ..self.clone() })
+        Ok(Self {
+            base: unsafe { self.base.add(at) },
+            size: size as usize,
+            start: self.start + at,
+            ..self.clone()
+        })
     }
 
     /// Its size in bytes.
@@ -182,7 +187,10 @@ impl Exposed {
 
     fn check_host(&self, operation: &'static str, write: bool) -> Result<()> {
         if self.kind == Kind::Device {
-            return Err(Error::invalid(operation, "the memory is a device's: no host instruction may touch it"));
+            return Err(Error::invalid(
+                operation,
+                "the memory is a device's: no host instruction may touch it",
+            ));
         }
         if write && !self.writable {
             return Err(Error::Access { operation, needed: Access::WRITE, granted: Access::READ });
@@ -311,7 +319,10 @@ impl Exposed {
             4 => {
                 let word = self.word32(NAME, offset)?;
                 let (Ok(operand), Ok(compare)) = (u32::try_from(operand), u32::try_from(compare)) else {
-                    return Err(Error::invalid(NAME, format!("operand {operand:#x} does not fit in 4 bytes")));
+                    return Err(Error::invalid(
+                        NAME,
+                        format!("operand {operand:#x} does not fit in 4 bytes"),
+                    ));
                 };
                 let o = Ordering::SeqCst;
                 Ok(u64::from(match op {
@@ -344,7 +355,10 @@ impl Exposed {
             return Err(Error::Misaligned { operation: NAME, offset, align: width as u64 });
         }
         if !size.is_multiple_of(width) {
-            return Err(Error::invalid(NAME, format!("{size} bytes are not a whole number of {dtype} elements")));
+            return Err(Error::invalid(
+                NAME,
+                format!("{size} bytes are not a whole number of {dtype} elements"),
+            ));
         }
         Ok(size / width)
     }

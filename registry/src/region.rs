@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -138,7 +138,11 @@ impl MemoryRegion {
         let slice = self.slice(range)?;
         let change = Access::WRITE | Access::ATOMIC;
         if !self.0.exposed.is_writable() && (access & change) != Access::NONE {
-            return Err(Error::Access { operation: "export", needed: access & change, granted: Access::READ });
+            return Err(Error::Access {
+                operation: "export",
+                needed: access & change,
+                granted: Access::READ,
+            });
         }
         let export = Export { offset: slice.offset as u64, size: slice.size as u64, access, epoch };
         let mut exports = self.0.exports.lock();
@@ -228,7 +232,10 @@ impl MemoryRegion {
     /// [`Error::Invalid`] on device memory.
     pub unsafe fn as_slice(&self) -> Result<&[u8]> {
         if self.kind() == Kind::Device {
-            return Err(Error::invalid("as_slice", "the memory is a device's: no host instruction may touch it"));
+            return Err(Error::invalid(
+                "as_slice",
+                "the memory is a device's: no host instruction may touch it",
+            ));
         }
         // SAFETY: valid for `size` bytes while the region lives (the contract of `Memory`); no writer: the caller's
         // promise.

@@ -97,7 +97,8 @@ impl RemoteRegion {
     /// Its compact binary form: fixed little-endian fields, the addresses, a CRC-32.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(FIXED + self.addresses.iter().map(|a| a.len() + 1).sum::<usize>() + 4);
+        let mut out =
+            Vec::with_capacity(FIXED + self.addresses.iter().map(|a| a.len() + 1).sum::<usize>() + 4);
         out.extend(self.incarnation.as_u64().to_le_bytes());
         out.extend(self.slot.to_le_bytes());
         out.extend(self.generation.to_le_bytes());
@@ -128,7 +129,8 @@ impl RemoteRegion {
             return Err(malformed("its checksum is wrong (copy all of it)"));
         }
         let mut read = Reader(body);
-        let incarnation = Incarnation::from_u64(read.u64()?).ok_or_else(|| malformed("its incarnation is 0"))?;
+        let incarnation =
+            Incarnation::from_u64(read.u64()?).ok_or_else(|| malformed("its incarnation is 0"))?;
         let (slot, generation) = (read.u32()?, read.u32()?);
         let (epoch, offset, size) = (read.u64()?, read.u64()?, read.u64()?);
         if offset.checked_add(size).is_none_or(|end| end > 1 << 62) {
@@ -137,7 +139,8 @@ impl RemoteRegion {
         let kind = read.u8()?;
         let kind = Kind::from_u8(kind).ok_or_else(|| malformed(format!("kind {kind} is not known")))?;
         let access = read.u8()?;
-        let access = Access::from_bits(access).ok_or_else(|| malformed(format!("rights {access:#x} are not known")))?;
+        let access = Access::from_bits(access)
+            .ok_or_else(|| malformed(format!("rights {access:#x} are not known")))?;
         let signals = read.u32()?;
         let count = usize::from(read.u8()?);
         if count > MOST_ADDRESSES {
@@ -146,7 +149,8 @@ impl RemoteRegion {
         let mut addresses = Vec::with_capacity(count);
         for _ in 0..count {
             let size = usize::from(read.u8()?);
-            let (address, rest) = read.0.split_at_checked(size).ok_or_else(|| malformed("it is cut short"))?;
+            let (address, rest) =
+                read.0.split_at_checked(size).ok_or_else(|| malformed("it is cut short"))?;
             read.0 = rest;
             let address = std::str::from_utf8(address).map_err(|_| malformed("an address is not text"))?;
             addresses.push(address.to_owned());
@@ -170,7 +174,8 @@ impl FromStr for RemoteRegion {
 
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
-        let body = text.strip_prefix(PREFIX).ok_or_else(|| malformed(format!("it does not begin with {PREFIX}")))?;
+        let body =
+            text.strip_prefix(PREFIX).ok_or_else(|| malformed(format!("it does not begin with {PREFIX}")))?;
         if body.len() > 8192 {
             return Err(malformed(format!("{} characters are too many", body.len())));
         }

@@ -91,7 +91,10 @@ impl Registry {
     /// As for [`Registry::register`].
     pub fn register_shared(self: &Arc<Self>, memory: Arc<dyn Memory>, signals: u32) -> Result<MemoryRegion> {
         if signals > MOST_SIGNALS {
-            return Err(Error::invalid("register", format!("{signals} signals are more than {MOST_SIGNALS}")));
+            return Err(Error::invalid(
+                "register",
+                format!("{signals} signals are more than {MOST_SIGNALS}"),
+            ));
         }
         let layout = Layout::new(memory.size(), signals);
         // SAFETY: the contract of `Memory` is what `Exposed` asks for, and `keep` holds the memory.

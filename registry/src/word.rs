@@ -39,7 +39,13 @@ macro_rules! words {
                 <$w64>::fetch_add(self, add, order)
             }
             #[inline(always)]
-            fn compare_exchange(&self, current: u64, new: u64, ok: Ordering, err: Ordering) -> Result<u64, u64> {
+            fn compare_exchange(
+                &self,
+                current: u64,
+                new: u64,
+                ok: Ordering,
+                err: Ordering,
+            ) -> Result<u64, u64> {
                 <$w64>::compare_exchange(self, current, new, ok, err)
             }
             #[inline(always)]

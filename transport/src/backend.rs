@@ -80,7 +80,12 @@ pub trait Transport: Debug + Send + Sync {
     /// Connects to the process with this identity at one of its addresses (of this transport).
     ///
     /// An incarnation of `None` takes whoever answers there. An existing connection may be given again.
-    fn connect(&self, address: &str, peer: Option<Incarnation>, deadline: Instant) -> Pending<Arc<dyn Endpoint>>;
+    fn connect(
+        &self,
+        address: &str,
+        peer: Option<Incarnation>,
+        deadline: Instant,
+    ) -> Pending<Arc<dyn Endpoint>>;
 
     /// Whether it has to be polled at the moment: no, when it has no connection.
     fn needs_poll(&self) -> bool {

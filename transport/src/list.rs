@@ -30,7 +30,10 @@ impl List {
         let parts: Box<[(u64, u64)]> = parts.into_iter().filter(|(_, size)| *size > 0).collect();
         let (mut total, mut end) = (0_u64, 0);
         for &(offset, size) in &parts {
-            let fits = offset.checked_add(size).filter(|e| *e <= MOST).zip(total.checked_add(size).filter(|t| *t <= MOST));
+            let fits = offset
+                .checked_add(size)
+                .filter(|e| *e <= MOST)
+                .zip(total.checked_add(size).filter(|t| *t <= MOST));
             let Some((part_end, sum)) = fits else {
                 return Err(Error::OutOfRange { operation: "list", offset, size, limit: MOST });
             };

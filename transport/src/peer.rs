@@ -94,7 +94,12 @@ impl Peer {
     ///
     /// # Errors
     /// As for [`Peer::open`].
-    pub async fn open_in(&self, region: &RemoteRegion, routes: &Arc<Routes>, index: usize) -> Result<PeerRegion> {
+    pub async fn open_in(
+        &self,
+        region: &RemoteRegion,
+        routes: &Arc<Routes>,
+        index: usize,
+    ) -> Result<PeerRegion> {
         const OPERATION: &str = "open";
         crate::fork::check(OPERATION)?;
         if region.incarnation != self.0.incarnation {
@@ -139,7 +144,10 @@ impl Peer {
                 Err(error) => return Err(error),
             }
         }
-        Err(Error::Unreachable { peer: format!("incarnation {}", self.0.incarnation), tried: tried.join("; ") })
+        Err(Error::Unreachable {
+            peer: format!("incarnation {}", self.0.incarnation),
+            tried: tried.join("; "),
+        })
     }
 
     async fn attach(
@@ -181,8 +189,7 @@ impl Peer {
         }
         let mut all = addresses.to_vec();
         all.extend(self.0.addresses.lock().iter().filter(|a| !addresses.contains(a)).cloned());
-        let endpoint =
-            connect(&self.0.context, transport, &all, Some(self.0.incarnation), deadline).await?;
+        let endpoint = connect(&self.0.context, transport, &all, Some(self.0.incarnation), deadline).await?;
         if let Some(endpoint) = &endpoint {
             self.adopt(endpoint.clone());
         }
@@ -220,8 +227,10 @@ pub(crate) async fn connect(
 ) -> Result<Option<Arc<dyn Endpoint>>> {
     let mut last = None;
     let mut any = false;
-    let own: Vec<&String> =
-        addresses.iter().filter(|a| a.split_once(':').is_some_and(|(name, _)| name == transport.name())).collect();
+    let own: Vec<&String> = addresses
+        .iter()
+        .filter(|a| a.split_once(':').is_some_and(|(name, _)| name == transport.name()))
+        .collect();
     for (index, address) in own.iter().enumerate() {
         any = true;
         let now = context.clock().now();
@@ -244,5 +253,11 @@ pub(crate) async fn connect(
 }
 
 fn expired(after: Duration, address: &str) -> Error {
-    Error::Expired { operation: "connect", rank: None, after, detail: format!("{address} does not answer"), outcome: None }
+    Error::Expired {
+        operation: "connect",
+        rank: None,
+        after,
+        detail: format!("{address} does not answer"),
+        outcome: None,
+    }
 }

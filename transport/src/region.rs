@@ -167,7 +167,11 @@ impl PeerRegion {
             (None, Way::Closed) => ", closed".into(),
             _ => String::new(),
         };
-        let not = if shared.tried.is_empty() { String::new() } else { format!("; not {}", shared.tried.join("; not ")) };
+        let not = if shared.tried.is_empty() {
+            String::new()
+        } else {
+            format!("; not {}", shared.tried.join("; not "))
+        };
         format!("{}{how}{state}{not}", shared.transport)
     }
 
@@ -183,7 +187,11 @@ impl PeerRegion {
     /// [`Error::Expired`] when the transport takes nothing until the deadline: its outcome says whether a part was sent.
     #[inline]
     pub fn put(&self, offset: u64, from: &[u8]) -> Result<()> {
-        if self.route().is_some_and(|route| route.put(offset, from)) { Ok(()) } else { self.put_slow(offset, from, None) }
+        if self.route().is_some_and(|route| route.put(offset, from)) {
+            Ok(())
+        } else {
+            self.put_slow(offset, from, None)
+        }
     }
 
     /// Writes `from` at `offset`, then adds to a signal: whoever sees the signal sees these bytes and every earlier put to
@@ -208,7 +216,11 @@ impl PeerRegion {
     /// As for [`PeerRegion::put`].
     #[inline]
     pub fn get(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        if self.route().is_some_and(|route| route.get(offset, into)) { Ok(()) } else { self.get_slow(offset, into) }
+        if self.route().is_some_and(|route| route.get(offset, into)) {
+            Ok(())
+        } else {
+            self.get_slow(offset, into)
+        }
     }
 
     /// Adds to a signal, after everything before it on this region is delivered.
@@ -304,11 +316,21 @@ impl PeerRegion {
     ///
     /// # Errors
     /// As there.
-    pub fn atomic_request(&self, atomic: Atomic, width: u8, offset: u64, operand: u64, compare: u64) -> Result<Request> {
+    pub fn atomic_request(
+        &self,
+        atomic: Atomic,
+        width: u8,
+        offset: u64,
+        operand: u64,
+        compare: u64,
+    ) -> Result<Request> {
         const OPERATION: &str = "atomic";
         let way = self.ready(OPERATION, Access::ATOMIC)?;
         if width != 4 && width != 8 {
-            return Err(Error::invalid(OPERATION, format!("words of {width} bytes are not known, 4 and 8 are")));
+            return Err(Error::invalid(
+                OPERATION,
+                format!("words of {width} bytes are not known, 4 and 8 are"),
+            ));
         }
         if width == 4 && (operand > u32::MAX.into() || compare > u32::MAX.into()) {
             return Err(Error::invalid(OPERATION, format!("operand {operand:#x} does not fit in 4 bytes")));
@@ -358,18 +380,16 @@ impl PeerRegion {
                 // SAFETY: `from` is valid, and apart from exposed memory, into which no reference exists.
                 unsafe { exposed.accumulate(dtype, reduce, offset, from.as_ptr(), from.len(), self.locker()) }
             }
-            Way::Posted(endpoint, key) => {
-                self.pieces(OPERATION, &endpoint, from, |at, piece, last| {
-                    let _ = last;
-                    Op {
-                        key,
-                        offset: offset + at,
-                        action: Action::Accumulate { dtype, reduce, source: Source::Borrowed(piece) },
-                        signal: None,
-                        silent: true,
-                    }
-                })
-            }
+            Way::Posted(endpoint, key) => self.pieces(OPERATION, &endpoint, from, |at, piece, last| {
+                let _ = last;
+                Op {
+                    key,
+                    offset: offset + at,
+                    action: Action::Accumulate { dtype, reduce, source: Source::Borrowed(piece) },
+                    signal: None,
+                    silent: true,
+                }
+            }),
             Way::Closed => Err(closed(OPERATION)),
         }
     }
@@ -436,7 +456,11 @@ impl PeerRegion {
             Way::Posted(endpoint, key) => self.request(&endpoint, operation, || Op {
                 key,
                 offset,
-                action: if from.size() == 0 { Action::Signal } else { Action::Put(Source::Owned(from.clone())) },
+                action: if from.size() == 0 {
+                    Action::Signal
+                } else {
+                    Action::Put(Source::Owned(from.clone()))
+                },
                 signal,
                 silent: false,
             }),
@@ -527,7 +551,8 @@ impl PeerRegion {
                     let part = from.slice(at..at + size as usize)?;
                     self.check_apart(OPERATION, &exposed, offset, &part)?;
                     // SAFETY: the slice is valid, and apart from the target, as checked above.
-                    done = unsafe { exposed.write_from(offset, part.as_ptr(), part.size(), from.size()) }.map(|()| 0);
+                    done = unsafe { exposed.write_from(offset, part.as_ptr(), part.size(), from.size()) }
+                        .map(|()| 0);
                     if done.is_err() {
                         break;
                     }
@@ -535,13 +560,15 @@ impl PeerRegion {
                 }
                 Ok(self.resolved(OPERATION, done))
             }
-            Way::Posted(endpoint, key) => self.list_request(OPERATION, &endpoint, list, &from, |parts, slice| Op {
-                key,
-                offset: 0,
-                action: Action::PutList(parts, Source::Owned(slice)),
-                signal: None,
-                silent: false,
-            }),
+            Way::Posted(endpoint, key) => {
+                self.list_request(OPERATION, &endpoint, list, &from, |parts, slice| Op {
+                    key,
+                    offset: 0,
+                    action: Action::PutList(parts, Source::Owned(slice)),
+                    signal: None,
+                    silent: false,
+                })
+            }
             Way::Closed => Err(closed(OPERATION)),
         }
     }
@@ -593,7 +620,8 @@ impl PeerRegion {
                     let part = into.slice(at..at + size as usize)?;
                     self.check_apart(OPERATION, &exposed, offset, &part)?;
                     // SAFETY: as in `get_into`.
-                    done = unsafe { exposed.read_into(offset, part.as_ptr(), part.size(), into.size()) }.map(|()| 0);
+                    done = unsafe { exposed.read_into(offset, part.as_ptr(), part.size(), into.size()) }
+                        .map(|()| 0);
                     if done.is_err() {
                         break;
                     }
@@ -601,13 +629,15 @@ impl PeerRegion {
                 }
                 Ok(self.resolved(OPERATION, done))
             }
-            Way::Posted(endpoint, key) => self.list_request(OPERATION, &endpoint, list, &into, |parts, slice| Op {
-                key,
-                offset: 0,
-                action: Action::GetList(parts, slice),
-                signal: None,
-                silent: false,
-            }),
+            Way::Posted(endpoint, key) => {
+                self.list_request(OPERATION, &endpoint, list, &into, |parts, slice| Op {
+                    key,
+                    offset: 0,
+                    action: Action::GetList(parts, slice),
+                    signal: None,
+                    silent: false,
+                })
+            }
             Way::Closed => Err(closed(OPERATION)),
         }
     }
@@ -633,7 +663,8 @@ impl PeerRegion {
     /// # Errors
     /// As for [`PeerRegion::flush`]; the region is closed in any case.
     pub fn close(&self) -> Result<()> {
-        let flushed = if matches!(*self.shared.way.read(), Way::Closed) { return Ok(()) } else { self.flush() };
+        let flushed =
+            if matches!(*self.shared.way.read(), Way::Closed) { return Ok(()) } else { self.flush() };
         self.shared.close_route();
         let way = std::mem::replace(&mut *self.shared.way.write(), Way::Closed);
         if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
@@ -713,7 +744,10 @@ impl PeerRegion {
             return Err(Error::Misaligned { operation: OPERATION, offset, align: width as u64 });
         }
         if !size.is_multiple_of(width) {
-            return Err(Error::invalid(OPERATION, format!("{size} bytes are not a whole number of {dtype} elements")));
+            return Err(Error::invalid(
+                OPERATION,
+                format!("{size} bytes are not a whole number of {dtype} elements"),
+            ));
         }
         Ok(())
     }
@@ -721,13 +755,22 @@ impl PeerRegion {
     fn check_list(&self, operation: &'static str, list: &List, size: usize) -> Result<()> {
         self.check_range(operation, 0, list.end())?;
         if list.size() != size as u64 {
-            return Err(Error::invalid(operation, format!("{size} bytes are given for a list of {}", list.size())));
+            return Err(Error::invalid(
+                operation,
+                format!("{size} bytes are given for a list of {}", list.size()),
+            ));
         }
         Ok(())
     }
 
     /// Refuses an operation whose two sides overlap: seen where both are in this address space.
-    fn check_apart(&self, operation: &'static str, target: &Exposed, offset: u64, slice: &Slice) -> Result<()> {
+    fn check_apart(
+        &self,
+        operation: &'static str,
+        target: &Exposed,
+        offset: u64,
+        slice: &Slice,
+    ) -> Result<()> {
         let (ours, theirs) = (slice.as_ptr().addr(), target.as_ptr().addr() + offset as usize);
         if ours < theirs + slice.size() && theirs < ours + slice.size() {
             return Err(Error::invalid(operation, "source and target overlap"));
@@ -916,7 +959,13 @@ impl PeerRegion {
 
     fn post_signal(&self, endpoint: &Arc<dyn Endpoint>, key: u64, signal: Option<(u32, u64)>) -> Result<()> {
         let token = Token::late(self.shared.late.clone(), "signal");
-        self.post(endpoint, "signal", token, || Op { key, offset: 0, action: Action::Signal, signal, silent: true })
+        self.post(endpoint, "signal", token, || Op {
+            key,
+            offset: 0,
+            action: Action::Signal,
+            signal,
+            silent: true,
+        })
     }
 
     #[cold]

@@ -187,7 +187,11 @@ impl Request {
     /// # Errors
     /// As for [`Request::wait`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<u64> {
-        let waited = self.progress.block_on(self.flight.operation, timeout, Landing { flight: &self.flight, progress: &self.progress })?;
+        let waited = self.progress.block_on(
+            self.flight.operation,
+            timeout,
+            Landing { flight: &self.flight, progress: &self.progress },
+        )?;
         match waited {
             Some(result) => self.name(result),
             None => self.name(Err(Error::Expired {

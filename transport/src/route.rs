@@ -3,7 +3,6 @@
 //! A route lives in memory that a forked child finds zero, and a size of zero means: not mapped, closed, revoked or dead.
 //! So the compare that checks the range checks all of that too, and a cold function sorts out which it was.
 
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
@@ -59,7 +58,8 @@ impl Routes {
     #[must_use]
     pub fn at(&self, index: usize) -> Option<Route<'_>> {
         // SAFETY: inside the blocks, aligned to 64, zero bytes are a valid line, and it is touched through atomics only.
-        (index < self.count).then(|| Route(unsafe { self.blocks.as_ptr().cast::<Line>().add(index).as_ref() }))
+        (index < self.count)
+            .then(|| Route(unsafe { self.blocks.as_ptr().cast::<Line>().add(index).as_ref() }))
     }
 
     /// Opens a route to mapped memory, with these rights. A route is opened once.
@@ -77,7 +77,9 @@ impl Routes {
         }
         self.keep.lock().push(to.clone());
         let size = to.size() as u64;
-        for (right, word) in [(Access::READ, &line.read), (Access::WRITE, &line.write), (Access::ATOMIC, &line.atomic)] {
+        for (right, word) in
+            [(Access::READ, &line.read), (Access::WRITE, &line.write), (Access::ATOMIC, &line.atomic)]
+        {
             if access.contains(right) {
                 word.store(size, Ordering::Release);
             }

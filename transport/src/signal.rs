@@ -82,7 +82,13 @@ impl Wanted {
             })
             .take(4)
             .collect::<Vec<_>>();
-        Error::Expired { operation: "signal wait", rank: None, after, detail: missing.join("; "), outcome: None }
+        Error::Expired {
+            operation: "signal wait",
+            rank: None,
+            after,
+            detail: missing.join("; "),
+            outcome: None,
+        }
     }
 }
 

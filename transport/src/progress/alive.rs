@@ -55,7 +55,9 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         // SAFETY: an empty list takes ours off the thread.
-        unsafe { libc::syscall(libc::SYS_set_robust_list, std::ptr::null::<List>(), std::mem::size_of::<List>()) };
+        unsafe {
+            libc::syscall(libc::SYS_set_robust_list, std::ptr::null::<List>(), std::mem::size_of::<List>())
+        };
         self.page.alive().store(LEFT, Ordering::SeqCst);
     }
 }

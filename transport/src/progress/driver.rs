@@ -1,7 +1,6 @@
 //! The driver: one thread per context, asleep on its descriptors. It also runs control tasks and timers, counts the
 //! heartbeat up, and holds the alive lock.
 
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -25,16 +24,13 @@ pub(crate) struct Driver {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Watched(RawFd);
-impl AsRawFd for Watched {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
 impl Driver {
     /// Starts the driver of this progress, on this runtime. Returns once the alive lock is held.
-    pub(crate) fn start(runtime: tokio::runtime::Runtime, progress: &Arc<Progress>, page: &Arc<Page>) -> Result<Self> {
+    pub(crate) fn start(
+        runtime: tokio::runtime::Runtime,
+        progress: &Arc<Progress>,
+        page: &Arc<Page>,
+    ) -> Result<Self> {
         let (stop, mut stopped) = watch::channel(false);
         let (ready, is_ready) = std::sync::mpsc::channel();
         let progress = Arc::downgrade(progress);
@@ -80,8 +76,10 @@ impl Drop for Driver {
 }
 
 async fn drive(progress: &Weak<Progress>) {
-    let Some(fd) = progress.upgrade().map(|p| p.sleeper.driver_fd().as_raw_fd()) else { return };
-    let Ok(watched) = AsyncFd::with_interest(Watched(fd), Interest::READABLE) else { return };
+    let Some(Ok(fd)) = progress.upgrade().map(|p| p.sleeper.driver_fd().try_clone_to_owned()) else { return };
+    // SAFETY: an owned descriptor stays open, and the same, until the `AsyncFd` drops it.
+    let watched = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    let Ok(watched) = watched else { return };
     loop {
         let Ok(mut ready) = watched.readable().await else { return };
         ready.clear_ready();

@@ -13,8 +13,8 @@ mod waiting;
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -66,7 +66,12 @@ impl fmt::Debug for Progress {
 impl Progress {
     /// `local_ranks`: how many ranks share this host's cores; when they are more than the cores, waits spin for about a
     /// microsecond only.
-    pub(crate) fn new(page: Arc<Page>, local_ranks: usize, default_timeout: Duration, clock: Clock) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        page: Arc<Page>,
+        local_ranks: usize,
+        default_timeout: Duration,
+        clock: Clock,
+    ) -> Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::from_micros(1) };
         let sleeper = Sleeper::new()?;
@@ -201,7 +206,12 @@ impl Progress {
     ///
     /// # Errors
     /// [`Error::Blocking`] under a virtual clock; [`Error::Forked`].
-    pub fn block_on<F: Future>(&self, operation: &'static str, timeout: Duration, future: F) -> Result<Option<F::Output>> {
+    pub fn block_on<F: Future>(
+        &self,
+        operation: &'static str,
+        timeout: Duration,
+        future: F,
+    ) -> Result<Option<F::Output>> {
         let mut future = std::pin::pin!(future);
         let me = ThreadWaker::current(&self.page);
         let waker = Waker::from(me.clone());

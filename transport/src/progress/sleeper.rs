@@ -31,7 +31,8 @@ impl Sleeper {
 
     /// Adds a descriptor that becomes readable when there is work.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        epoll::add(&self.inner, fd, DATA, epoll::EventFlags::IN).map_err(|e| Error::io("watch a descriptor", e))
+        epoll::add(&self.inner, fd, DATA, epoll::EventFlags::IN)
+            .map_err(|e| Error::io("watch a descriptor", e))
     }
 
     /// What the driver sleeps on.
@@ -40,8 +41,11 @@ impl Sleeper {
     }
 
     fn gate(&self, open: bool) {
-        let flags =
-            if open { epoll::EventFlags::IN | epoll::EventFlags::ONESHOT } else { epoll::EventFlags::empty() };
+        let flags = if open {
+            epoll::EventFlags::IN | epoll::EventFlags::ONESHOT
+        } else {
+            epoll::EventFlags::empty()
+        };
         // Both descriptors are ours and open: it cannot fail.
         let _ = epoll::modify(&self.outer, &self.inner, DATA, flags);
     }
@@ -78,7 +82,8 @@ impl Sleeper {
     /// Sleeps until there may be work, at most this long.
     pub(crate) fn sleep(&self, at_most: Duration) {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: DATA }; 4];
-        let timeout = Timespec { tv_sec: at_most.as_secs().min(3600) as i64, tv_nsec: at_most.subsec_nanos().into() };
+        let timeout =
+            Timespec { tv_sec: at_most.as_secs().min(3600) as i64, tv_nsec: at_most.subsec_nanos().into() };
         // An interrupted or refused sleep is a short one.
         let _ = epoll::wait(&self.inner, &mut events, Some(&timeout));
     }
