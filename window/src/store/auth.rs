@@ -9,6 +9,10 @@ use tokio::net::TcpStream;
 pub(super) const OVERHEAD: usize = 16;
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const PROLOGUE: &[u8] = b"transom 1 purpose 3";
+/// The number of the messages, one from each side, that end the handshake; those after it are frames.
+const PROOF_NUMBER: u64 = 0;
+/// The number of the first message of frames, in each direction.
+pub(super) const FIRST_NUMBER: u64 = PROOF_NUMBER + 1;
 /// The longest message of a handshake.
 const LONGEST: usize = 512;
 
@@ -62,14 +66,75 @@ impl Cipher {
     }
 }
 
-fn builder(secret: &Secret) -> snow::Builder<'_> {
-    snow::Builder::new(PATTERN.parse().unwrap()).psk(0, &secret.0).unwrap().prologue(PROLOGUE).unwrap()
+fn noise(secret: &Secret, initiator: bool) -> Result<snow::HandshakeState, Unmet> {
+    let build = || -> Result<snow::HandshakeState, snow::Error> {
+        let builder = snow::Builder::new(PATTERN.parse()?).psk(0, &secret.0)?.prologue(PROLOGUE)?;
+        if initiator { builder.build_initiator() } else { builder.build_responder() }
+    };
+    build().map_err(broken)
+}
+
+/// The client's side.
+pub(super) async fn initiate(stream: &mut TcpStream, secret: &Secret) -> Result<Cipher, Unmet> {
+    let mut noise = noise(secret, true)?;
+    let mut buffer = [0; LONGEST];
+    let size = noise.write_message(&[], &mut buffer).map_err(broken)?;
+    write(stream, &buffer[..size]).await?;
+    let answer = read(stream).await?;
+    noise.read_message(&answer, &mut buffer).map_err(|_| another_secret())?;
+    let cipher = Cipher(noise.into_stateless_transport_mode().map_err(broken)?);
+    let mut proof = Vec::new();
+    cipher.seal(PROOF_NUMBER, &[], &mut proof).map_err(Unmet::Lost)?;
+    write(stream, &proof).await?;
+    let welcome = read(stream).await?;
+    cipher.open(PROOF_NUMBER, &welcome, &mut Vec::new()).map_err(|_| another_secret())?;
+    Ok(cipher)
+}
+
+/// The server's side, up to the client's proof; says with `spoke` that the first message was made with the secret.
+///
+/// The first message alone proves nothing, since it may be an old one that was recorded: the client proves with one more
+/// that it has the keys of this connection.
+pub(super) async fn respond(
+    stream: &mut TcpStream,
+    secret: &Secret,
+    spoke: impl FnOnce(),
+) -> Result<Cipher, Unmet> {
+    let mut noise = noise(secret, false)?;
+    let mut buffer = [0; LONGEST];
+    let first = read(stream).await?;
+    if noise.read_message(&first, &mut buffer).is_err() {
+        write(stream, &[]).await?;
+        return Err(another_secret());
+    }
+    spoke();
+    let size = noise.write_message(&[], &mut buffer).map_err(broken)?;
+    write(stream, &buffer[..size]).await?;
+    let cipher = Cipher(noise.into_stateless_transport_mode().map_err(broken)?);
+    let proof = read(stream).await?;
+    cipher.open(PROOF_NUMBER, &proof, &mut Vec::new()).map_err(|_| another_secret())?;
+    Ok(cipher)
+}
+
+/// Tells the client that it is in, so that it knows that it was not turned away after its proof.
+pub(super) async fn welcome(stream: &mut TcpStream, cipher: &Cipher) -> Result<(), Unmet> {
+    let mut welcome = Vec::new();
+    cipher.seal(PROOF_NUMBER, &[], &mut welcome).map_err(Unmet::Lost)?;
+    write(stream, &welcome).await
+}
+
+fn another_secret() -> Unmet {
+    Unmet::Refused("it has another secret (give all ranks the same one)".into())
+}
+
+fn broken(error: snow::Error) -> Unmet {
+    Unmet::Lost(format!("the handshake failed: {error}"))
 }
 
 async fn read(stream: &mut TcpStream) -> Result<Vec<u8>, Unmet> {
     let length = usize::from(stream.read_u16_le().await.map_err(lost)?);
     if length == 0 {
-        return Err(Unmet::Refused("it has another secret (give all ranks the same one)".into()));
+        return Err(another_secret());
     }
     if length > LONGEST {
         return Err(Unmet::Refused(format!("a first message of {length} bytes is none of this protocol")));
@@ -90,30 +155,4 @@ fn lost(error: io::Error) -> Unmet {
         io::ErrorKind::UnexpectedEof => "the connection was closed before the secret was proven".into(),
         _ => error.to_string(),
     })
-}
-
-/// The client's side.
-pub(super) async fn initiate(stream: &mut TcpStream, secret: &Secret) -> Result<Cipher, Unmet> {
-    let mut noise = builder(secret).build_initiator().unwrap();
-    let mut buffer = [0; LONGEST];
-    let size = noise.write_message(&[], &mut buffer).unwrap();
-    write(stream, &buffer[..size]).await?;
-    let answer = read(stream).await?;
-    noise.read_message(&answer, &mut buffer).map_err(|_| Unmet::Refused("it has another secret".into()))?;
-    Ok(Cipher(noise.into_stateless_transport_mode().unwrap()))
-}
-
-/// The server's side; says with `spoke` that something came that may be a handshake.
-pub(super) async fn respond(stream: &mut TcpStream, secret: &Secret, spoke: impl FnOnce()) -> Result<Cipher, Unmet> {
-    let mut noise = builder(secret).build_responder().unwrap();
-    let mut buffer = [0; LONGEST];
-    let first = read(stream).await?;
-    spoke();
-    if noise.read_message(&first, &mut buffer).is_err() {
-        write(stream, &[]).await?;
-        return Err(Unmet::Refused("it has another secret".into()));
-    }
-    let size = noise.write_message(&[], &mut buffer).unwrap();
-    write(stream, &buffer[..size]).await?;
-    Ok(Cipher(noise.into_stateless_transport_mode().unwrap()))
 }

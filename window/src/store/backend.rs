@@ -18,7 +18,11 @@ pub trait Backend: Debug + Send + Sync {
     ///
     /// # Errors
     /// [`Deadline::expired`] with the missing keys when a `Get` is not satisfied in time; whatever else fails.
-    fn call(self: Arc<Self>, call: Call, deadline: Deadline) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>>;
+    fn call(
+        self: Arc<Self>,
+        call: Call,
+        deadline: Deadline,
+    ) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>>;
 }
 
 /// One call on a store.

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use transom_registry::{Cause, Failure};
 
-use super::auth::{Cipher, OVERHEAD};
+use super::auth::{Cipher, FIRST_NUMBER, OVERHEAD};
 use super::wire::{self, PREFIX};
 
 const LARGEST_SEALED: usize = u16::MAX as usize;
@@ -34,9 +34,15 @@ pub(super) fn split(stream: TcpStream, cipher: Cipher) -> (Opener, Sealer) {
     let cipher = Arc::new(cipher);
     let (from, to) = stream.into_split();
     let from = BufReader::new(from);
-    let opener =
-        Opener { from, cipher: Arc::clone(&cipher), number: 0, sealed: Vec::new(), plain: Vec::new(), read: 0 };
-    (opener, Sealer { to, cipher, number: 0, sealed: Vec::new() })
+    let opener = Opener {
+        from,
+        cipher: Arc::clone(&cipher),
+        number: FIRST_NUMBER,
+        sealed: Vec::new(),
+        plain: Vec::new(),
+        read: 0,
+    };
+    (opener, Sealer { to, cipher, number: FIRST_NUMBER, sealed: Vec::new() })
 }
 
 /// Seals and writes.

@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::auth::Secret;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout, timeout_at};
 use transom_registry::{Cause, Error, Failure, Outcome, Result};
-use super::auth::Secret;
 
 use super::auth::{self, Unmet};
 use super::channel::{self, GATHER, Opener, Sealer};
@@ -37,7 +37,9 @@ pub(super) async fn connect(address: String, secret: Secret, deadline: Deadline)
         tries += 1;
         match timeout(deadline.remaining().min(ATTEMPT), attempt(&address, &secret)).await {
             Ok(Ok(client)) => return Ok(client),
-            Ok(Err(Unmet::Refused(why))) => return Err(Error::Auth { peer: format!("the store at {address}"), why }),
+            Ok(Err(Unmet::Refused(why))) => {
+                return Err(Error::Auth { peer: format!("the store at {address}"), why });
+            }
             Ok(Err(Unmet::Lost(why))) => last = why,
             Err(_) => last = "no answer".into(),
         }
@@ -52,8 +54,9 @@ pub(super) async fn connect(address: String, secret: Secret, deadline: Deadline)
 
 /// Whether this can be `host:port`.
 fn check_address(address: &str) -> Result<()> {
-    let invalid =
-        |why: &str| Error::invalid(CONNECT, format!("address {address:?}: {why}, expected host:port or [ipv6]:port"));
+    let invalid = |why: &str| {
+        Error::invalid(CONNECT, format!("address {address:?}: {why}, expected host:port or [ipv6]:port"))
+    };
     let (host, port) = address.rsplit_once(':').ok_or_else(|| invalid("no port"))?;
     match port.parse::<u16>() {
         Ok(1..) if !port.starts_with('+') => {}
@@ -61,9 +64,13 @@ fn check_address(address: &str) -> Result<()> {
     }
     let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     match bracketed {
-        Some(_) if address.parse::<SocketAddr>().is_err() => Err(invalid("not an ipv6 address in the brackets")),
+        Some(_) if address.parse::<SocketAddr>().is_err() => {
+            Err(invalid("not an ipv6 address in the brackets"))
+        }
         None if host.is_empty() => Err(invalid("no host")),
-        None if host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) => Err(invalid("an ipv6 address needs brackets")),
+        None if host.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) => {
+            Err(invalid("an ipv6 address needs brackets"))
+        }
         None if host.contains([':', '/', '[', ']', ' ']) => Err(invalid("not a host name")),
         _ => Ok(()),
     }
@@ -171,7 +178,12 @@ impl Client {
         Ok(Ask { client: Arc::clone(self), id, operation, waits, changes, receiver })
     }
 
-    async fn get(self: Arc<Self>, operation: &'static str, keys: Vec<String>, deadline: Deadline) -> Result<Answer> {
+    async fn get(
+        self: Arc<Self>,
+        operation: &'static str,
+        keys: Vec<String>,
+        deadline: Deadline,
+    ) -> Result<Answer> {
         let mut asks = Vec::new();
         for batch in batches(&keys) {
             asks.push(self.ask(operation, Call::Get { keys: batch.to_vec() })?);
@@ -206,7 +218,11 @@ impl Client {
             return Ok(Answer::Values(values));
         }
         let detail = if missing.0 == 0 && heard < keys.len() {
-            format!("the store at the other end says nothing of {} of {} keys", keys.len() - heard, keys.len())
+            format!(
+                "the store at the other end says nothing of {} of {} keys",
+                keys.len() - heard,
+                keys.len()
+            )
         } else {
             rules::not_set(missing.1.iter().map(|key| key.as_str()), missing.0, keys.len())
         };
@@ -216,7 +232,11 @@ impl Client {
 }
 
 impl Backend for Client {
-    fn call(self: Arc<Self>, call: Call, deadline: Deadline) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
+    fn call(
+        self: Arc<Self>,
+        call: Call,
+        deadline: Deadline,
+    ) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
         Box::pin(async move {
             let operation = call.operation();
             let call = match call {
@@ -232,7 +252,11 @@ impl Backend for Client {
             let outcome = call.changes().then_some(Outcome::InDoubt);
             let mut ask = self.ask(operation, call)?;
             let Ok(got) = timeout_at(deadline.at().into(), ask.got()).await else {
-                return Err(deadline.expired(operation, format!("the store says nothing of key {key}"), outcome));
+                return Err(deadline.expired(
+                    operation,
+                    format!("the store says nothing of key {key}"),
+                    outcome,
+                ));
             };
             match got? {
                 Got::Values(mut values) if !adds && !deletes && !sets => {
@@ -346,7 +370,10 @@ async fn receive(mut opener: Opener, link: &Link) -> Arc<Failure> {
     }
 }
 
-async fn send(mut queue: mpsc::UnboundedReceiver<(u64, Request)>, mut sealer: Sealer) -> Result<(), Arc<Failure>> {
+async fn send(
+    mut queue: mpsc::UnboundedReceiver<(u64, Request)>,
+    mut sealer: Sealer,
+) -> Result<(), Arc<Failure>> {
     let mut frames = Vec::new();
     while let Some((id, request)) = queue.recv().await {
         frames.clear();
@@ -371,8 +398,20 @@ mod tests {
         for good in ["127.0.0.1:1", "[::1]:65535", "host.example:80", "a-b:7"] {
             assert!(check_address(good).is_ok(), "{good}");
         }
-        for bad in ["", "host", "host:", ":80", "host:0", "host:65536", "host:+8", "::1:80", "[::1]", "[x]:8", "[1.2.3.4]:8", "a/b:8"]
-        {
+        for bad in [
+            "",
+            "host",
+            "host:",
+            ":80",
+            "host:0",
+            "host:65536",
+            "host:+8",
+            "::1:80",
+            "[::1]",
+            "[x]:8",
+            "[1.2.3.4]:8",
+            "a/b:8",
+        ] {
             let error = check_address(bad).unwrap_err();
             assert!(matches!(error, Error::Invalid { .. }), "{bad}: {error}");
         }

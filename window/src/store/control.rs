@@ -46,7 +46,8 @@ pub(super) fn run<T: Send + 'static>(
     operation: &'static str,
     future: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<Waiter<T>> {
-    let slot = Arc::new(Slot { state: Mutex::new(State { result: None, waker: None }), ready: Condvar::new() });
+    let slot =
+        Arc::new(Slot { state: Mutex::new(State { result: None, waker: None }), ready: Condvar::new() });
     let fill = Fill { slot: Some(Arc::clone(&slot)), operation };
     let task = runtime()?.spawn(async move { fill.with(future.await) }).abort_handle();
     Ok(Waiter { slot, task })

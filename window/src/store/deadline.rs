@@ -31,7 +31,12 @@ impl Deadline {
 
     /// The error that says that it has passed; `detail` says what is missing, `outcome` what is known of a change.
     #[must_use]
-    pub fn expired(&self, operation: &'static str, detail: impl Into<String>, outcome: Option<Outcome>) -> Error {
+    pub fn expired(
+        &self,
+        operation: &'static str,
+        detail: impl Into<String>,
+        outcome: Option<Outcome>,
+    ) -> Error {
         Error::Expired { operation, rank: None, after: self.timeout, detail: detail.into(), outcome }
     }
 }

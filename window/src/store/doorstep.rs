@@ -13,7 +13,8 @@ const MOST_OF_ONE: usize = 16;
 /// The connections without proof, oldest first.
 ///
 /// When there are too many, one has to go so that the new one can stand there: of the same address when that one has too
-/// many, first of those that have said nothing, and the oldest of these. So a real peer always gets to the door.
+/// many, first of those that have not shown that they know the secret, and the oldest of these. So a real peer always gets to the
+/// door.
 #[derive(Debug, Default)]
 pub(super) struct Doorstep {
     next: u64,
@@ -44,7 +45,7 @@ impl Doorstep {
         self.guests.insert(ticket, Guest { source, spoke: false, task });
     }
 
-    /// Notes that a guest has said something that looks like a handshake.
+    /// Notes that a guest has said something that takes the secret, though it may be an old recording.
     pub(super) fn spoke(&mut self, ticket: u64) {
         if let Some(guest) = self.guests.get_mut(&ticket) {
             guest.spoke = true;

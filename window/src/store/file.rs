@@ -196,7 +196,11 @@ impl Files {
 }
 
 impl Backend for Files {
-    fn call(self: Arc<Self>, call: Call, deadline: Deadline) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
+    fn call(
+        self: Arc<Self>,
+        call: Call,
+        deadline: Deadline,
+    ) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
         Box::pin(async move {
             let operation = call.operation();
             let call = Arc::new(call);
@@ -215,8 +219,9 @@ impl Backend for Files {
                     };
                     (answer, found)
                 });
-                let (answer, so_far) =
-                    looked.await.map_err(|_| Error::Closed { operation, what: "control thread of the store" })?;
+                let (answer, so_far) = looked
+                    .await
+                    .map_err(|_| Error::Closed { operation, what: "control thread of the store" })?;
                 found = so_far;
                 if let Some(answer) = answer? {
                     return Ok(answer);

@@ -43,7 +43,9 @@ pub(super) fn check_value(operation: &'static str, key: &str, size: usize) -> Re
     }
     Err(Error::invalid(
         operation,
-        format!("value of key {key:?} is {size} bytes, at most {LARGEST_VALUE} fit (split it over several keys)"),
+        format!(
+            "value of key {key:?} is {size} bytes, at most {LARGEST_VALUE} fit (split it over several keys)"
+        ),
     ))
 }
 
@@ -56,7 +58,9 @@ mod tests {
         for good in ["a", "team/0/rank.3", "a.b", "~!@#$%^&*()", &"k".repeat(256), "ends/"] {
             assert!(check("set", good).is_ok(), "{good}");
         }
-        for bad in ["", "/a", "a/../b", "..", "a b", "tab\t", "nul\0", "umlaut\u{e4}", "\u{7f}", &"k".repeat(257)] {
+        for bad in
+            ["", "/a", "a/../b", "..", "a b", "tab\t", "nul\0", "umlaut\u{e4}", "\u{7f}", &"k".repeat(257)]
+        {
             let error = check("set", bad).unwrap_err();
             assert!(matches!(error, Error::Invalid { operation: "set", .. }), "{bad:?}: {error}");
         }

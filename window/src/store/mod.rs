@@ -41,9 +41,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use auth::Secret;
 use transom_registry::Outcome;
 pub use transom_registry::{Error, Result};
-use auth::Secret;
 
 pub use backend::{Answer, Backend, Call};
 pub use deadline::Deadline;
@@ -317,7 +317,12 @@ impl Store {
         Ok(full)
     }
 
-    fn key_call(&self, operation: &'static str, key: &str, call: impl FnOnce(String) -> Call) -> Result<Call> {
+    fn key_call(
+        &self,
+        operation: &'static str,
+        key: &str,
+        call: impl FnOnce(String) -> Call,
+    ) -> Result<Call> {
         Ok(call(self.full_key(operation, key)?))
     }
 
@@ -389,7 +394,10 @@ fn silent(call: &Call) -> String {
 }
 
 fn other<T>(answer: &Answer) -> Result<T> {
-    Err(Error::Malformed { what: "answer of the store's backend", why: format!("{answer:?} was not asked for") })
+    Err(Error::Malformed {
+        what: "answer of the store's backend",
+        why: format!("{answer:?} was not asked for"),
+    })
 }
 
 fn done(answer: Answer) -> Result<()> {

@@ -29,18 +29,24 @@ impl Refusal {
                 next: "delete keys that nobody needs any more".into(),
             },
             Self::TooManyWaiting => Error::Limit {
-                what: format!("store waits: {MOST_WAITING} gets of this process are waiting, {key:?} is one too many"),
+                what: format!(
+                    "store waits: {MOST_WAITING} gets of this process are waiting, {key:?} is one too many"
+                ),
                 next: "wait for several keys with one get_many".into(),
             },
-            Self::NotANumber => {
-                Error::invalid(operation, format!("the value of key {key:?} is not a decimal number of 64 bits"))
-            }
-            Self::Overflow => {
-                Error::invalid(operation, format!("the value of key {key:?} would be outside a signed 64-bit number"))
-            }
+            Self::NotANumber => Error::invalid(
+                operation,
+                format!("the value of key {key:?} is not a decimal number of 64 bits"),
+            ),
+            Self::Overflow => Error::invalid(
+                operation,
+                format!("the value of key {key:?} would be outside a signed 64-bit number"),
+            ),
             Self::NotSet => Error::invalid(
                 operation,
-                format!("key {key:?} is not set, so it has no value to compare (expect None to set an absent key)"),
+                format!(
+                    "key {key:?} is not set, so it has no value to compare (expect None to set an absent key)"
+                ),
             ),
         }
     }

@@ -5,17 +5,18 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::auth::Secret;
 use parking_lot::Mutex;
 use transom_registry::{Error, Result};
-use super::auth::Secret;
 
 use super::Store;
 use super::table::Table;
 
 const BUILT_IN: [&str; 3] = ["file", "inproc", "tcp"];
 
-static REGISTERED: Mutex<BTreeMap<String, Arc<dyn Fn(&str, &Secret, Duration) -> Result<Store> + Send + Sync>>> =
-    Mutex::new(BTreeMap::new());
+static REGISTERED: Mutex<
+    BTreeMap<String, Arc<dyn Fn(&str, &Secret, Duration) -> Result<Store> + Send + Sync>>,
+> = Mutex::new(BTreeMap::new());
 static NAMED: Mutex<Option<HashMap<String, Weak<Table>>>> = Mutex::new(None);
 
 pub(super) fn open(url: &str, secret: &Secret, timeout: Duration) -> Result<Store> {

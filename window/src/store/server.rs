@@ -1,18 +1,18 @@
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::auth::Secret;
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use transom_registry::{Cause, Error, Failure, Result};
-use super::auth::Secret;
 
 use super::Call;
 use super::auth::{self, Unmet};
@@ -28,6 +28,8 @@ const PROOF: Duration = Duration::from_secs(2);
 const STOP: Duration = Duration::from_secs(2);
 /// Replies that a connection may have waiting to be written; its requests are read no further while they do.
 const MOST_UNSENT: usize = 64;
+/// Connections that the kernel keeps for us until they are accepted.
+const BACKLOG: u32 = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -51,18 +53,15 @@ impl StoreServer {
     /// # Errors
     /// [`Error::Io`] when the address cannot be listened at, or a thread cannot be started.
     pub fn bind(address: SocketAddr, secret: &Secret) -> Result<Self> {
-        let io = |error: io::Error| Error::io(format!("listen at {address}"), error);
-        let listener = TcpListener::bind(address).map_err(io)?;
-        listener.set_nonblocking(true).map_err(io)?;
-        let address = listener.local_addr().map_err(io)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|e| Error::io("start the store server's runtime", e))?;
         let listener = {
             let _inside = runtime.enter();
-            tokio::net::TcpListener::from_std(listener).map_err(io)?
+            listen(address).map_err(|e| Error::io(format!("listen at {address}"), e))?
         };
+        let address = listener.local_addr().map_err(|e| Error::io(format!("listen at {address}"), e))?;
         let server =
             Arc::new(Server { table: Table::new(), secret: secret.clone(), doorstep: Mutex::default() });
         let (stop, stopping) = oneshot::channel();
@@ -119,7 +118,14 @@ struct Server {
     doorstep: Mutex<Doorstep>,
 }
 
-async fn accept(server: &Arc<Server>, listener: &tokio::net::TcpListener) {
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+async fn accept(server: &Arc<Server>, listener: &TcpListener) {
     let mut pause = FIRST_PAUSE;
     loop {
         match listener.accept().await {
@@ -177,6 +183,9 @@ async fn meet(server: Arc<Server>, mut stream: TcpStream, ticket: u64) {
             return;
         }
     };
+    if auth::welcome(&mut stream, &cipher).await.is_err() {
+        return;
+    }
     let (opener, sealer) = channel::split(stream, cipher);
     let (out, queue) = mpsc::channel(MOST_UNSENT);
     let failure = tokio::select! {
@@ -209,7 +218,8 @@ async fn converse(server: &Arc<Server>, mut opener: Opener, out: mpsc::Sender<(u
                     Some(Reply::Refused(Refusal::TooManyWaiting))
                 } else {
                     let keys: Arc<[String]> = keys.into();
-                    let wait = wait(Arc::clone(server), id, Arc::clone(&keys), out.clone(), Arc::clone(&waiting));
+                    let wait =
+                        wait(Arc::clone(server), id, Arc::clone(&keys), out.clone(), Arc::clone(&waiting));
                     let task = tasks.spawn(wait);
                     waiting.0.lock().insert(id, (task, keys));
                     None
@@ -264,7 +274,10 @@ fn cancel(table: &Table, waiting: &Waiting, id: u64) -> Option<Reply> {
     }
     task.abort();
     waiting.remove(&id);
-    Some(Reply::Missing { count: count as u32, first: first.into_iter().map(|position| position as u32).collect() })
+    Some(Reply::Missing {
+        count: count as u32,
+        first: first.into_iter().map(|position| position as u32).collect(),
+    })
 }
 
 /// Does what needs no waiting.

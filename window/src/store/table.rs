@@ -138,7 +138,11 @@ impl Drop for Place<'_> {
 }
 
 impl Backend for Table {
-    fn call(self: Arc<Self>, call: Call, deadline: Deadline) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
+    fn call(
+        self: Arc<Self>,
+        call: Call,
+        deadline: Deadline,
+    ) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
         Box::pin(async move {
             let operation = call.operation();
             let named = call.key().to_owned();

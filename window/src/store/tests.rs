@@ -121,7 +121,10 @@ fn a_deadline_that_passes_names_the_missing_keys() {
         here.set("job/1", b"x").unwrap();
         let started = Instant::now();
         let error = there.get("job/0", SHORT).unwrap_err();
-        assert!(error.to_string().contains("store get: no answer after 50 ms (key job/0 is not set)"), "{error}");
+        assert!(
+            error.to_string().contains("store get: no answer after 50 ms (key job/0 is not set)"),
+            "{error}"
+        );
         assert_eq!(error.outcome(), None);
         let keys: Vec<String> = (0..30).map(|n| format!("job/{n}")).collect();
         let error = block_on(there.get_many_async(&keys, SHORT)).unwrap_err().to_string();
@@ -188,12 +191,20 @@ fn a_prefix_is_a_view_and_bad_keys_and_values_never_leave_the_process() {
         team.set("k", b"v").unwrap();
         assert_eq!(there.get("job/team/k", LONG).unwrap(), b"v");
         assert_eq!(there.prefix("job").get("team/k", LONG).unwrap(), b"v");
-        for (store, key) in
-            [(here, ""), (here, "/k"), (here, "a b"), (&team, ".."), (&team, &"k".repeat(250)), (&here.prefix(""), "k")]
-        {
+        for (store, key) in [
+            (here, ""),
+            (here, "/k"),
+            (here, "a b"),
+            (&team, ".."),
+            (&team, &"k".repeat(250)),
+            (&here.prefix(""), "k"),
+        ] {
             assert!(matches!(store.set(key, b"v").unwrap_err(), Error::Invalid { .. }), "{key:?}");
             assert!(matches!(store.get(key, SHORT).unwrap_err(), Error::Invalid { .. }), "{key:?}");
-            assert!(matches!(block_on(store.delete_async(key)).unwrap_err(), Error::Invalid { .. }), "{key:?}");
+            assert!(
+                matches!(block_on(store.delete_async(key)).unwrap_err(), Error::Invalid { .. }),
+                "{key:?}"
+            );
         }
         let large = vec![0; (1 << 20) + 1];
         assert!(matches!(here.set("k", &large).unwrap_err(), Error::Invalid { .. }));
@@ -315,7 +326,9 @@ fn two_hundred_ranks_that_come_at_once_all_get_in() {
     runtime.block_on(async {
         let tasks: Vec<_> = clients
             .into_iter()
-            .map(|connecting| tokio::spawn(async move { connecting.await.unwrap().add_async("n", 1).await.unwrap() }))
+            .map(|connecting| {
+                tokio::spawn(async move { connecting.await.unwrap().add_async("n", 1).await.unwrap() })
+            })
             .collect();
         for task in tasks {
             task.await.unwrap();
@@ -345,27 +358,62 @@ fn dropping_the_server_fails_waits_and_later_calls_with_the_lost_connection() {
 
 #[test]
 fn a_server_that_says_nothing_does_not_hold_a_call_beyond_its_deadline() {
+    let started = Instant::now();
+    // Nobody accepts.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let started = Instant::now();
     let error = Store::connect(&address, &secret(1), SHORT).unwrap_err();
     assert!(matches!(&error, Error::Expired { .. }), "{error}");
+    drop(listener);
+    // Somebody proves the secret, and stops.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let connecting = thread::spawn(move || Store::connect(&address, &secret(1), LONG).unwrap().within(SHORT));
+    let _stopped = runtime.block_on(async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let cipher = auth::respond(&mut stream, &secret(1), || {}).await.unwrap();
+        auth::welcome(&mut stream, &cipher).await.unwrap();
+        (stream, cipher)
+    });
+    let store = connecting.join().unwrap();
+    let error = store.get("k", SHORT).unwrap_err();
+    assert!(matches!(&error, Error::Expired { outcome: None, .. }), "{error}");
+    assert!(error.to_string().contains("says nothing of 1 of 1 keys"), "{error}");
+    let error = store.add("k", 1).unwrap_err();
+    assert!(matches!(&error, Error::Expired { outcome: Some(Outcome::InDoubt), .. }), "{error}");
     assert!(started.elapsed() < LONG);
 }
 
 #[test]
-fn a_client_that_does_not_read_stops_nobody_else() {
+fn a_client_that_asks_and_does_not_read_is_read_no_further_and_stops_nobody_else() {
     let server = server();
-    let (slow, other) = (client(&server), client(&server));
+    let other = client(&server);
     let large = vec![7; 1 << 20];
     other.set("large", &large).unwrap();
-    // 64 MiB of answers for one client, asked for at once, while another one is served.
-    let keys = vec!["large"; 64];
-    let mut wait = Box::pin(slow.get_many_async(&keys, LONG));
-    let waker = Arc::new(Unpark(thread::current())).into();
-    assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    assert_eq!(other.add("n", 1).unwrap(), 1);
-    assert_eq!(block_on(wait).unwrap().len(), 64);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut stream = tokio::net::TcpStream::connect(server.address()).await.unwrap();
+        let cipher = auth::initiate(&mut stream, &secret(1)).await.unwrap();
+        let (_opener, mut sealer) = channel::split(stream, cipher);
+        let mut asked = 0;
+        loop {
+            let mut frames = Vec::new();
+            for id in 0..100 {
+                wire::Request::Call(Call::TryGet { key: "large".into() }).encode(id, &mut frames);
+            }
+            wire::Request::Call(Call::Set { key: "ignored".into(), value: large.clone() })
+                .encode(100, &mut frames);
+            match tokio::time::timeout(Duration::from_millis(300), sealer.send(&frames)).await {
+                Ok(sent) => sent.unwrap(),
+                Err(_) => break,
+            }
+            asked += 1;
+            assert!(asked < 100, "the server goes on reading");
+        }
+        assert_eq!(other.add_async("n", 1).await.unwrap(), 1);
+    });
+    assert_eq!(other.get("large", LONG).unwrap(), large);
 }
 
 #[test]
