@@ -85,13 +85,19 @@ impl Call {
     /// Its key; the first one when there are several.
     #[must_use]
     pub fn key(&self) -> &str {
+        self.keys().first().map_or("", String::as_str)
+    }
+
+    /// Its keys: more than one only in a get.
+    #[must_use]
+    pub fn keys(&self) -> &[String] {
         match self {
-            Self::Get { keys } => keys.first().map_or("", String::as_str),
+            Self::Get { keys } => keys,
             Self::Set { key, .. }
             | Self::TryGet { key }
             | Self::Add { key, .. }
             | Self::CompareSet { key, .. }
-            | Self::Delete { key } => key,
+            | Self::Delete { key } => std::slice::from_ref(key),
         }
     }
 

@@ -18,7 +18,7 @@ use transom_registry::{Cause, Error, Failure, Outcome, Result};
 use super::auth::{self, Unmet};
 use super::channel::{self, GATHER, Opener, Sealer};
 use super::wire::{self, Reply, Request};
-use super::{Answer, Backend, CONNECT, Call, Deadline, GRACE, rules};
+use super::{Answer, Backend, CONNECT, Call, Deadline, GRACE, rules, silent};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
@@ -189,14 +189,12 @@ impl Client {
             asks.push(self.ask(operation, Call::Get { keys: batch.to_vec() })?);
         }
         let mut values = Vec::with_capacity(keys.len());
-        let mut expired = false;
         let mut missing = (0, Vec::new());
         let mut heard = 0;
         for (ask, batch) in asks.iter_mut().zip(batches(&keys)) {
             let got = match timeout_at(deadline.at().into(), ask.got()).await {
                 Ok(got) => got?,
                 Err(_) => {
-                    expired = true;
                     ask.cancel();
                     match timeout_at((deadline.at() + GRACE).into(), ask.got()).await {
                         Ok(got) => got?,
@@ -218,15 +216,10 @@ impl Client {
             return Ok(Answer::Values(values));
         }
         let detail = if missing.0 == 0 && heard < keys.len() {
-            format!(
-                "the store at the other end says nothing of {} of {} keys",
-                keys.len() - heard,
-                keys.len()
-            )
+            silent(&keys)
         } else {
             rules::not_set(missing.1.iter().map(|key| key.as_str()), missing.0, keys.len())
         };
-        debug_assert!(expired, "only a get that was cancelled has no values");
         Err(deadline.expired(operation, detail, None))
     }
 }

@@ -41,10 +41,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use auth::Secret;
 use transom_registry::Outcome;
 pub use transom_registry::{Error, Result};
 
+pub use auth::Secret;
 pub use backend::{Answer, Backend, Call};
 pub use deadline::Deadline;
 pub use server::StoreServer;
@@ -350,7 +350,7 @@ impl Store {
             return Err(Error::Forked { operation });
         }
         let outcome = call.changes().then_some(Outcome::InDoubt);
-        let silent = silent(&call);
+        let silent = silent(call.keys());
         let backend = Arc::clone(&self.backend);
         control::run(operation, async move {
             let answer = backend.call(call, deadline);
@@ -364,7 +364,7 @@ impl Store {
     fn block(&self, call: Result<Call>, timeout: Duration) -> Result<Answer> {
         let call = call?;
         let deadline = Deadline::after(timeout);
-        let (operation, changes, silent) = (call.operation(), call.changes(), silent(&call));
+        let (operation, changes, silent) = (call.operation(), call.changes(), silent(call.keys()));
         match self.start(call, deadline)?.wait_until(deadline.at() + 2 * GRACE) {
             Some(answer) => answer,
             None => Err(deadline.expired(operation, silent, changes.then_some(Outcome::InDoubt))),
@@ -384,12 +384,14 @@ impl Store {
 const CONNECT: &str = "store connect";
 
 /// What is known when a store says nothing at all.
-fn silent(call: &Call) -> String {
-    match call {
-        Call::Get { keys } if keys.len() > 1 => {
-            format!("the store does not say which of {} keys from {} on are missing", keys.len(), keys[0])
-        }
-        call => format!("the store says nothing of key {}", call.key()),
+fn silent(keys: &[String]) -> String {
+    match keys {
+        [key] => format!("the store says nothing of key {key}"),
+        keys => format!(
+            "the store does not say which of {} keys are missing, the first is {}",
+            keys.len(),
+            keys.first().map_or("", String::as_str)
+        ),
     }
 }
 

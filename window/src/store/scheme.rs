@@ -14,10 +14,19 @@ use super::table::Table;
 
 const BUILT_IN: [&str; 3] = ["file", "inproc", "tcp"];
 
-static REGISTERED: Mutex<
-    BTreeMap<String, Arc<dyn Fn(&str, &Secret, Duration) -> Result<Store> + Send + Sync>>,
-> = Mutex::new(BTreeMap::new());
+static REGISTERED: Mutex<BTreeMap<String, Arc<dyn Open>>> = Mutex::new(BTreeMap::new());
 static NAMED: Mutex<Option<HashMap<String, Weak<Table>>>> = Mutex::new(None);
+
+/// Opens the store at a URL.
+pub(super) trait Open: Send + Sync {
+    fn open(&self, url: &str, secret: &Secret, timeout: Duration) -> Result<Store>;
+}
+
+impl<F: Fn(&str, &Secret, Duration) -> Result<Store> + Send + Sync> Open for F {
+    fn open(&self, url: &str, secret: &Secret, timeout: Duration) -> Result<Store> {
+        self(url, secret, timeout)
+    }
+}
 
 pub(super) fn open(url: &str, secret: &Secret, timeout: Duration) -> Result<Store> {
     let config = |why: String| Error::Config { name: "store url".into(), value: url.into(), why };
@@ -33,17 +42,14 @@ pub(super) fn open(url: &str, secret: &Secret, timeout: Duration) -> Result<Stor
         _ => {
             let registered = REGISTERED.lock().get(scheme).cloned();
             match registered {
-                Some(open) => open(url, secret, timeout),
+                Some(open) => open.open(url, secret, timeout),
                 None => Err(config(format!("the scheme {scheme:?} is not known, only {} are", known()))),
             }
         }
     }
 }
 
-pub(super) fn register(
-    name: &str,
-    open: Arc<dyn Fn(&str, &Secret, Duration) -> Result<Store> + Send + Sync>,
-) -> Result<()> {
+pub(super) fn register(name: &str, open: Arc<dyn Open>) -> Result<()> {
     let operation = "register a store scheme";
     let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
     if name.is_empty() || !name.bytes().all(letter) {

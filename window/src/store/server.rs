@@ -221,7 +221,7 @@ async fn converse(server: &Arc<Server>, mut opener: Opener, out: mpsc::Sender<(u
                     let wait =
                         wait(Arc::clone(server), id, Arc::clone(&keys), out.clone(), Arc::clone(&waiting));
                     let task = tasks.spawn(wait);
-                    waiting.0.lock().insert(id, (task, keys));
+                    waiting.0.lock().insert(id, Wait { task, keys });
                     None
                 }
             }
@@ -235,9 +235,14 @@ async fn converse(server: &Arc<Server>, mut opener: Opener, out: mpsc::Sender<(u
     }
 }
 
-/// The gets of one connection that wait, with their tasks and keys.
+/// The gets of one connection that wait.
 #[derive(Default)]
-struct Waiting(Mutex<HashMap<u64, (AbortHandle, Arc<[String]>)>>);
+struct Waiting(Mutex<HashMap<u64, Wait>>);
+
+struct Wait {
+    task: AbortHandle,
+    keys: Arc<[String]>,
+}
 
 async fn wait(
     server: Arc<Server>,
@@ -267,7 +272,7 @@ async fn give(out: &mpsc::Sender<(u64, Reply)>, id: u64, values: Vec<Arc<[u8]>>)
 /// What a get that has waited long enough is missing; nothing when its values are on their way.
 fn cancel(table: &Table, waiting: &Waiting, id: u64) -> Option<Reply> {
     let mut waiting = waiting.0.lock();
-    let (task, keys) = waiting.get(&id)?;
+    let Wait { task, keys } = waiting.get(&id)?;
     let (first, count) = table.missing(keys, MOST_NAMED);
     if count == 0 {
         return None;

@@ -115,21 +115,31 @@ fn a_get_waits_until_the_key_is_set() {
     });
 }
 
+/// Each try expires and names the first key. On a machine that is too busy to say more in time, another try may do.
+fn expires_with(call: impl Fn() -> Error, text: &str) {
+    let mut error = call();
+    for _ in 0..50 {
+        assert!(matches!(error, Error::Expired { outcome: None, .. }), "{error}");
+        assert!(error.to_string().contains("job/0"), "{error}");
+        if error.to_string().contains(text) {
+            return;
+        }
+        error = call();
+    }
+    panic!("{error}, not {text}");
+}
+
 #[test]
 fn a_deadline_that_passes_names_the_missing_keys() {
     on_each_kind(|here, there| {
         here.set("job/1", b"x").unwrap();
         let started = Instant::now();
-        let error = there.get("job/0", SHORT).unwrap_err();
-        assert!(
-            error.to_string().contains("store get: no answer after 50 ms (key job/0 is not set)"),
-            "{error}"
-        );
-        assert_eq!(error.outcome(), None);
+        let one = || there.get("job/0", SHORT).unwrap_err();
+        expires_with(one, "store get: no answer after 50 ms (key job/0 is not set)");
         let keys: Vec<String> = (0..30).map(|n| format!("job/{n}")).collect();
-        let error = block_on(there.get_many_async(&keys, SHORT)).unwrap_err().to_string();
-        assert!(error.contains("29 of 30 keys are not set: job/0, job/2, "), "{error}");
-        assert!(error.contains("and 13 more") && !error.contains("job/1,"), "{error}");
+        let many = || block_on(there.get_many_async(&keys, SHORT)).unwrap_err();
+        let named = (0..17).filter(|n| *n != 1).map(|n| format!("job/{n}")).collect::<Vec<_>>().join(", ");
+        expires_with(many, &format!("(29 of 30 keys are not set: {named} and 13 more)"));
         assert!(started.elapsed() < LONG, "it does return");
         here.set("job/0", b"y").unwrap();
         assert_eq!(there.get("job/0", LONG).unwrap(), b"y");
@@ -379,7 +389,7 @@ fn a_server_that_says_nothing_does_not_hold_a_call_beyond_its_deadline() {
     let store = connecting.join().unwrap();
     let error = store.get("k", SHORT).unwrap_err();
     assert!(matches!(&error, Error::Expired { outcome: None, .. }), "{error}");
-    assert!(error.to_string().contains("says nothing of 1 of 1 keys"), "{error}");
+    assert!(error.to_string().contains("says nothing of key k"), "{error}");
     let error = store.add("k", 1).unwrap_err();
     assert!(matches!(&error, Error::Expired { outcome: Some(Outcome::InDoubt), .. }), "{error}");
     assert!(started.elapsed() < LONG);
@@ -443,7 +453,7 @@ fn a_held_lock_is_named_when_a_change_expires() {
     let store = Store::file(&directory.0).unwrap();
     let lock = std::fs::File::create(directory.0.join("lock")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let error = store.within(SHORT).add("k", 1).unwrap_err();
+    let error = store.within(Duration::from_secs(1)).add("k", 1).unwrap_err();
     assert!(error.to_string().contains("lock is held by another process"), "{error}");
     assert_eq!(error.outcome(), Some(Outcome::NotApplied));
     drop(lock);
