@@ -115,16 +115,8 @@ pub enum Atomic {
 
 impl Atomic {
     /// Every operation, in the order of its number.
-    pub const ALL: [Self; 8] = [
-        Self::Add,
-        Self::Swap,
-        Self::CompareSwap,
-        Self::And,
-        Self::Or,
-        Self::Xor,
-        Self::Min,
-        Self::Max,
-    ];
+    pub const ALL: [Self; 8] =
+        [Self::Add, Self::Swap, Self::CompareSwap, Self::And, Self::Or, Self::Xor, Self::Min, Self::Max];
 
     /// The operation with this number.
     #[must_use]
@@ -141,4 +133,18 @@ impl Atomic {
 /// - nobody else writes `into` through this function at the same time (the caller holds the stripe's lock).
 pub unsafe fn reduce(dtype: Dtype, operation: Reduce, into: *mut u8, from: *const u8, count: usize) {
     let _ = (dtype, operation, into, from, count);
+}
+
+/// A plain element type.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// Its number.
+    const DTYPE: Dtype;
+}
+impl Element for f32 {
+    const DTYPE: Dtype = Dtype::F32;
+}
+/// Bytes of elements.
+pub fn as_bytes<T: Element>(from: &[T]) -> &[u8] {
+    // SAFETY: stub.
+    unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), std::mem::size_of_val(from)) }
 }

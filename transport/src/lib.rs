@@ -1,1 +1,46 @@
-//! Moves bytes between registered regions.
+//! Moves bytes between registered regions: [`Peer`] and its [`PeerRegion`]s, over shared memory, TCP, or a transport of
+//! your own.
+//!
+//! | what | means |
+//! |---|---|
+//! | *completed* | the source buffer may be reused |
+//! | *delivered* | the bytes are in the target's memory, visible to whoever synchronises with it |
+//! | *signalled* | the target can know |
+//! | *fence* | orders, never waits |
+//! | *flush* | waits until delivered |
+//!
+//! A [`Context`] is one process's opened transports. One side registers memory and hands out its [`RemoteRegion`], as text
+//! if need be; the other connects, opens it, and puts and gets: see the example at [`Context`]. Ranks, windows and
+//! signals by team are in the crate `transom`. To write a transport, begin at [`backend`].
+
+pub mod backend;
+pub mod clock;
+mod context;
+mod fork;
+mod late;
+mod list;
+mod local;
+mod peer;
+pub mod progress;
+mod region;
+mod request;
+pub mod route;
+pub mod secret;
+mod signal;
+mod spec;
+pub mod token;
+
+pub use context::{Context, ContextBuilder, DEFAULT_TIMEOUT, Opener};
+pub use list::List;
+pub use peer::Peer;
+pub use progress::Wait;
+pub use region::PeerRegion;
+pub use request::Request;
+pub use secret::Secret;
+pub use signal::{Producers, Signal, Signals};
+pub use spec::{Open, VARIABLE, register_transport, transport_names};
+pub use transom_registry::element::{Atomic, Dtype, Element, Reduce};
+pub use transom_registry::{
+    Access, Cause, Error, Failure, File, Foreign, Host, Incarnation, Kind, Memory, MemoryRegion, Outcome,
+    RemoteRegion, Result, Slice, Stale,
+};

@@ -7,10 +7,16 @@ use std::ptr::NonNull;
 mod file;
 mod foreign;
 mod host;
+mod limits;
+mod mapped;
+mod mapping;
+#[cfg(test)]
+mod scratch;
 
 pub use file::File;
 pub use foreign::Foreign;
-pub use host::{Host, HostBuilder};
+pub use host::{Host, HostBuilder, HugePages};
+pub use mapped::{Mapped, read_only};
 
 use serde::{Deserialize, Serialize};
 

@@ -1,0 +1,327 @@
+//! Registered memory, and checked ranges of it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::exposed::Exposed;
+use crate::header::{Layout, State};
+use crate::remote::RemoteRegion;
+use crate::table::Registry;
+use crate::{Access, Error, Kind, Memory, Result};
+
+/// Memory that has been registered: peers that were given a [`RemoteRegion`] of it reach it until it is dropped.
+///
+/// A handle: clones are the same region, which ends when the last of them and the last [`Slice`] are gone. Then peers
+/// are refused with a stale generation, and the memory itself stays until each peer that mapped it has let go.
+#[derive(Clone)]
+pub struct MemoryRegion(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+    pub(crate) layout: Layout,
+    pub(crate) exposed: Exposed,
+    pub(crate) memory: Arc<dyn Memory>,
+    pub(crate) exports: Mutex<Vec<Export>>,
+    /// Shared with every grant: 0 while the region lives.
+    pub(crate) ended: Arc<std::sync::atomic::AtomicU32>,
+}
+
+/// A range that was handed out, with its rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Export {
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) access: Access,
+    pub(crate) epoch: u64,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.ended.store(State::Gone as u32, Ordering::Release);
+        if let Some(header) = self.exposed.header_if_made() {
+            header.end(State::Gone);
+        }
+        self.registry.release(self.slot);
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryRegion")
+            .field("slot", &self.0.slot)
+            .field("generation", &self.0.generation)
+            .field("size", &self.size())
+            .field("kind", &self.kind())
+            .finish_non_exhaustive()
+    }
+}
+
+impl MemoryRegion {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.exposed.size()
+    }
+
+    /// What memory it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.0.exposed.kind()
+    }
+
+    /// How many signals it has.
+    #[must_use]
+    pub fn signals(&self) -> u32 {
+        self.0.layout.signals()
+    }
+
+    /// Its bytes as peers see them.
+    #[must_use]
+    pub fn exposed(&self) -> &Exposed {
+        &self.0.exposed
+    }
+
+    /// A range of it, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<Slice> {
+        let size = range.end.checked_sub(range.start).unwrap_or(usize::MAX);
+        let limit = self.size();
+        if size <= limit && range.start <= limit - size {
+            Ok(Slice { region: self.clone(), offset: range.start, size })
+        } else {
+            Err(Error::OutOfRange {
+                operation: "slice",
+                offset: range.start as u64,
+                size: size as u64,
+                limit: limit as u64,
+            })
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn all(&self) -> Slice {
+        Slice { region: self.clone(), offset: 0, size: self.size() }
+    }
+
+    /// What a peer needs to reach all of it with these rights.
+    ///
+    /// # Errors
+    /// [`Error::Access`] when the memory is read-only and a right to change it is asked for; as for the library's own
+    /// memory beside it, which is made at the first need.
+    pub fn remote(&self, access: Access) -> Result<RemoteRegion> {
+        self.export(0..self.size(), access)
+    }
+
+    /// What a peer needs to reach a part of it with these rights. A part is a region of its own to the peer: its
+    /// offsets begin at 0.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; as for [`MemoryRegion::remote`].
+    pub fn export(&self, range: Range<usize>, access: Access) -> Result<RemoteRegion> {
+        self.export_for_epoch(range, access, 0)
+    }
+
+    /// As [`MemoryRegion::export`], for the members of one epoch of a team.
+    ///
+    /// # Errors
+    /// As for [`MemoryRegion::export`].
+    pub fn export_for_epoch(&self, range: Range<usize>, access: Access, epoch: u64) -> Result<RemoteRegion> {
+        let slice = self.slice(range)?;
+        let change = Access::WRITE | Access::ATOMIC;
+        if !self.0.exposed.is_writable() && (access & change) != Access::NONE {
+            return Err(Error::Access {
+                operation: "export",
+                needed: access & change,
+                granted: Access::READ,
+            });
+        }
+        let export = Export { offset: slice.offset as u64, size: slice.size as u64, access, epoch };
+        let mut exports = self.0.exports.lock();
+        if !exports.contains(&export) {
+            exports.push(export);
+        }
+        drop(exports);
+        Ok(RemoteRegion {
+            incarnation: self.0.registry.incarnation(),
+            slot: self.0.slot,
+            generation: self.0.generation,
+            epoch,
+            offset: export.offset,
+            size: export.size,
+            kind: self.kind(),
+            access,
+            signals: if access.contains(Access::SIGNAL) { self.signals() } else { 0 },
+            addresses: self.0.registry.addresses(),
+        })
+    }
+
+    /// Reads bytes at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::Invalid`] on device memory.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.0.exposed.read(offset as u64, into)
+    }
+
+    /// Writes bytes at `offset`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::Access`] when it is read-only; [`Error::Invalid`] on device memory.
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.0.exposed.write(offset as u64, from)
+    }
+
+    /// Loads the 64-bit word at `offset` (acquire).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Misaligned`]; [`Error::Invalid`] on device memory.
+    pub fn load(&self, offset: usize) -> Result<u64> {
+        self.0.exposed.load(offset as u64)
+    }
+
+    /// Stores the 64-bit word at `offset` (release).
+    ///
+    /// # Errors
+    /// As for [`MemoryRegion::load`]; [`Error::Access`] when it is read-only.
+    pub fn store(&self, offset: usize, value: u64) -> Result<()> {
+        self.0.exposed.word64("store", offset as u64)?.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    /// Adds to the 64-bit word at `offset` and returns what was there (sequentially consistent, atomic against every
+    /// peer).
+    ///
+    /// # Errors
+    /// As for [`MemoryRegion::store`].
+    pub fn fetch_add(&self, offset: usize, add: u64) -> Result<u64> {
+        Ok(self.0.exposed.word64("fetch_add", offset as u64)?.fetch_add(add, Ordering::SeqCst))
+    }
+
+    /// The counter of a signal; only the library adds to it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is no such signal.
+    pub fn signal(&self, id: u32) -> Result<u64> {
+        Ok(self.signal_word(id)?.load(Ordering::Acquire))
+    }
+
+    /// The word of a signal.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when there is no such signal.
+    pub fn signal_word(&self, id: u32) -> Result<&AtomicU64> {
+        self.0.exposed.signal(id)
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// While the slice is alive no peer and no other thread writes to the region: for instance between a wait for the
+    /// signal that says "all is here" and the answer that allows the next put.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] on device memory.
+    pub unsafe fn as_slice(&self) -> Result<&[u8]> {
+        if self.kind() == Kind::Device {
+            return Err(Error::invalid(
+                "as_slice",
+                "the memory is a device's: no host instruction may touch it",
+            ));
+        }
+        // SAFETY: valid for `size` bytes while the region lives (the contract of `Memory`); no writer: the caller's
+        // promise.
+        Ok(unsafe { std::slice::from_raw_parts(self.0.exposed.as_ptr(), self.size()) })
+    }
+
+    /// The memory that was registered.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<dyn Memory> {
+        &self.0.memory
+    }
+}
+
+/// A checked range of a region, which it keeps alive.
+#[derive(Clone)]
+pub struct Slice {
+    region: MemoryRegion,
+    offset: usize,
+    size: usize,
+}
+
+impl fmt::Debug for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}[{}..{}]", self.region, self.offset, self.offset + self.size)
+    }
+}
+
+impl Slice {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Where in its region it begins, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Its region.
+    #[must_use]
+    pub fn region(&self) -> &MemoryRegion {
+        &self.region
+    }
+
+    /// Its first byte, valid for `size` bytes while the slice lives; peers may write it at any time.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: `offset` is at most the region's size (checked when the slice was made).
+        unsafe { self.region.0.exposed.as_ptr().add(self.offset) }
+    }
+
+    /// A range of it, in bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn slice(&self, range: Range<usize>) -> Result<Self> {
+        let size = range.end.checked_sub(range.start).unwrap_or(usize::MAX);
+        if size <= self.size && range.start <= self.size - size {
+            Ok(Self { region: self.region.clone(), offset: self.offset + range.start, size })
+        } else {
+            Err(Error::OutOfRange {
+                operation: "slice",
+                offset: range.start as u64,
+                size: size as u64,
+                limit: self.size as u64,
+            })
+        }
+    }
+
+    /// Reads bytes at `offset` of it.
+    ///
+    /// # Errors
+    /// As for [`MemoryRegion::read`].
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.slice(offset..offset.saturating_add(into.len()))?;
+        self.region.read(self.offset + offset, into)
+    }
+
+    /// Writes bytes at `offset` of it.
+    ///
+    /// # Errors
+    /// As for [`MemoryRegion::write`].
+    pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
+        self.slice(offset..offset.saturating_add(from.len()))?;
+        self.region.write(self.offset + offset, from)
+    }
+}

@@ -1,0 +1,77 @@
+//! Failures of operations that nobody holds a request for: kept until the next flush or close tells of them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use transom_registry::{Cause, Error, Failure, Outcome, Result};
+
+/// The late failures of one region of one peer. From the first one until it is told, later operations there are not
+/// applied.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    failed: AtomicBool,
+    first: Mutex<Option<(Error, u64)>>,
+}
+
+impl Late {
+    /// Keeps a failure: the first one, and how many there were.
+    pub(crate) fn record(&self, error: Error) {
+        let mut first = self.first.lock();
+        match &mut *first {
+            Some((_, count)) => *count += 1,
+            None => *first = Some((error, 1)),
+        }
+        self.failed.store(true, Ordering::Release);
+    }
+
+    /// Whether there is a failure that was not told yet.
+    pub(crate) fn is_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// Refuses an operation that would overtake a lost one.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if !self.is_failed() {
+            return Ok(());
+        }
+        let observed = match &*self.first.lock() {
+            Some((error, _)) => format!("{error}; flush to be told, and to go on"),
+            None => return Ok(()),
+        };
+        Err(Error::failed(operation, Outcome::NotApplied, Failure::new(None, Cause::Earlier, observed)))
+    }
+
+    /// Tells of the failures, once: the first one with the count.
+    pub(crate) fn take(&self) -> Option<Error> {
+        let mut first = self.first.lock();
+        let (error, count) = first.take()?;
+        self.failed.store(false, Ordering::Release);
+        Some(match error {
+            Error::Failed(mut failed) => {
+                failed.count = count;
+                Error::Failed(failed)
+            }
+            other => other,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_failure_is_told_once_with_the_count() {
+        let late = Late::default();
+        late.check("put").unwrap();
+        let failure = Failure::new(None, Cause::ConnectionLost, "reset");
+        for operation in ["put", "signal", "put"] {
+            late.record(Error::failed(operation, Outcome::InDoubt, failure.clone()));
+        }
+        assert_eq!(late.check("get").unwrap_err().outcome(), Some(Outcome::NotApplied));
+        let told = late.take().unwrap();
+        assert!(told.to_string().contains("put in doubt, the first of 3 operations"), "{told}");
+        assert!(late.take().is_none());
+        late.check("get").unwrap();
+    }
+}

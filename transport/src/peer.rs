@@ -1,0 +1,263 @@
+//! A connection to one process, over whichever transports reach it.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use transom_registry::{Error, Failure, Incarnation, RemoteRegion, Result};
+
+use crate::backend::{Attached, Endpoint, Transport};
+use crate::context::Inner as Context;
+use crate::region::{PeerRegion, Shared};
+use crate::route::Routes;
+
+/// A process that this one has connected to. Its regions are opened by their descriptors.
+///
+/// A handle: clones are the same peer. Which transport reaches a region is found by trying, best first: see
+/// [`PeerRegion::explain`].
+#[derive(Clone)]
+pub struct Peer(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub(crate) context: Arc<Context>,
+    incarnation: Incarnation,
+    addresses: Mutex<Vec<String>>,
+    endpoints: Mutex<Vec<Arc<dyn Endpoint>>>,
+    failure: OnceLock<Arc<Failure>>,
+    regions: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("incarnation", &self.0.incarnation)
+            .field("failure", &self.0.failure.get())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        for endpoint in self.endpoints.lock().drain(..) {
+            endpoint.close();
+        }
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(context: Arc<Context>, incarnation: Incarnation, addresses: Vec<String>) -> Self {
+        Self(Arc::new(Inner {
+            context,
+            incarnation,
+            addresses: Mutex::new(addresses),
+            endpoints: Mutex::default(),
+            failure: OnceLock::new(),
+            regions: Mutex::default(),
+        }))
+    }
+
+    /// Which life of which process it is.
+    #[must_use]
+    pub fn incarnation(&self) -> Incarnation {
+        self.0.incarnation
+    }
+
+    /// Why it, or the way to it, failed; `None` while it lives.
+    #[must_use]
+    pub fn failure(&self) -> Option<Arc<Failure>> {
+        self.0.failure.get().cloned()
+    }
+
+    /// Opens a region of the peer. Returns when it can be reached.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] for another incarnation, a freed region or another epoch; [`Error::Access`] for rights that were
+    /// not granted; [`Error::Unreachable`] with what was tried; [`Error::Expired`]; [`Error::Failed`] when the peer
+    /// failed before.
+    pub fn open(&self, region: &RemoteRegion) -> Result<PeerRegion> {
+        self.0.context.block("open", self.0.context.timeout(), self.open_async(region))?
+    }
+
+    /// The async form of [`Peer::open`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the attempt up; a connection that was made stays for the next one.
+    pub async fn open_async(&self, region: &RemoteRegion) -> Result<PeerRegion> {
+        self.open_in(region, &Routes::new(1)?, 0).await
+    }
+
+    /// As [`Peer::open_async`], with the route in a table of the caller's: a window's, one for each rank.
+    ///
+    /// # Errors
+    /// As for [`Peer::open`].
+    pub async fn open_in(
+        &self,
+        region: &RemoteRegion,
+        routes: &Arc<Routes>,
+        index: usize,
+    ) -> Result<PeerRegion> {
+        const OPERATION: &str = "open";
+        crate::fork::check(OPERATION)?;
+        if region.incarnation != self.0.incarnation {
+            return Err(Error::Stale {
+                operation: OPERATION,
+                what: transom_registry::Stale::Incarnation,
+                held: region.incarnation.as_u64(),
+                current: self.0.incarnation.as_u64(),
+            });
+        }
+        if let Some(failure) = self.failure() {
+            return Err(Error::failed(OPERATION, transom_registry::Outcome::NotApplied, failure));
+        }
+        let deadline = self.0.context.clock().now() + self.0.context.timeout();
+        let mut tried = Vec::new();
+        for transport in self.0.context.progress.transports() {
+            let endpoint = match self.endpoint(&transport, &region.addresses, deadline).await {
+                Ok(Some(endpoint)) => endpoint,
+                Ok(None) => continue,
+                Err(error) if is_final(&error) => return Err(error),
+                Err(error) => {
+                    tried.push(format!("{}: {error}", transport.name()));
+                    continue;
+                }
+            };
+            match self.attach(&endpoint, region, deadline).await {
+                Ok(attached) => {
+                    let opened = PeerRegion::new(self, region, endpoint, attached, tried, routes, index)?;
+                    let mut regions = self.0.regions.lock();
+                    regions.retain(|r| r.strong_count() > 0);
+                    regions.push(Arc::downgrade(opened.shared()));
+                    drop(regions);
+                    // Who failed in between has told only the regions that it saw.
+                    if self.failure().is_some() {
+                        opened.shared().close_route();
+                    }
+                    return Ok(opened);
+                }
+                Err(error @ (Error::Unusable { .. } | Error::Expired { .. } | Error::Io { .. })) => {
+                    tried.push(format!("{}: {error}", transport.name()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Unreachable {
+            peer: format!("incarnation {}", self.0.incarnation),
+            tried: tried.join("; "),
+        })
+    }
+
+    async fn attach(
+        &self,
+        endpoint: &Arc<dyn Endpoint>,
+        region: &RemoteRegion,
+        deadline: Instant,
+    ) -> Result<Attached> {
+        let clock = self.0.context.clock();
+        let left = deadline.saturating_duration_since(clock.now());
+        clock.timeout(left, endpoint.attach(region, deadline)).await.unwrap_or_else(|| {
+            Err(Error::Expired {
+                operation: "open",
+                rank: None,
+                after: self.0.context.timeout(),
+                detail: "the peer does not answer".into(),
+                outcome: None,
+            })
+        })
+    }
+
+    /// The endpoint on this transport, connected if there is none yet. `None`: the peer has no address on it.
+    async fn endpoint(
+        &self,
+        transport: &Arc<dyn Transport>,
+        addresses: &[String],
+        deadline: Instant,
+    ) -> Result<Option<Arc<dyn Endpoint>>> {
+        let existing = |inner: &Inner| {
+            inner
+                .endpoints
+                .lock()
+                .iter()
+                .find(|e| e.transport() == transport.name() && e.failure().is_none())
+                .cloned()
+        };
+        if let Some(endpoint) = existing(&self.0) {
+            return Ok(Some(endpoint));
+        }
+        let mut all = addresses.to_vec();
+        all.extend(self.0.addresses.lock().iter().filter(|a| !addresses.contains(a)).cloned());
+        let endpoint = connect(&self.0.context, transport, &all, Some(self.0.incarnation), deadline).await?;
+        if let Some(endpoint) = &endpoint {
+            self.adopt(endpoint.clone());
+        }
+        Ok(endpoint)
+    }
+
+    pub(crate) fn adopt(&self, endpoint: Arc<dyn Endpoint>) {
+        self.0.endpoints.lock().push(endpoint);
+    }
+
+    /// The peer failed: everything to it ends.
+    pub(crate) fn fail(&self, failure: &Arc<Failure>) {
+        if self.0.failure.set(failure.clone()).is_err() {
+            return;
+        }
+        let regions: Vec<_> = self.0.regions.lock().iter().filter_map(Weak::upgrade).collect();
+        for region in regions {
+            region.close_route();
+        }
+    }
+}
+
+/// Whether an error says enough to try no other transport.
+fn is_final(error: &Error) -> bool {
+    matches!(error, Error::Stale { .. } | Error::Auth { .. })
+}
+
+/// Connects over one transport to the first of the peer's addresses on it that answers. `None`: it has none.
+pub(crate) async fn connect(
+    context: &Context,
+    transport: &Arc<dyn Transport>,
+    addresses: &[String],
+    incarnation: Option<Incarnation>,
+    deadline: Instant,
+) -> Result<Option<Arc<dyn Endpoint>>> {
+    let mut last = None;
+    let mut any = false;
+    let own: Vec<&String> = addresses
+        .iter()
+        .filter(|a| a.split_once(':').is_some_and(|(name, _)| name == transport.name()))
+        .collect();
+    for (index, address) in own.iter().enumerate() {
+        any = true;
+        let now = context.clock().now();
+        // Addresses share what is left of the time, so that a dead first one leaves some to the next.
+        let left = deadline.saturating_duration_since(now) / u32::try_from(own.len() - index).unwrap_or(1);
+        let until = now + left;
+        let attempt = transport.connect(address, incarnation, until);
+        match context.clock().timeout(left, attempt).await {
+            Some(Ok(endpoint)) => return Ok(Some(endpoint)),
+            Some(Err(error)) if is_final(&error) => return Err(error),
+            Some(Err(error)) => last = Some(error),
+            None => last = Some(expired(left, address)),
+        }
+    }
+    match last {
+        Some(error) => Err(error),
+        None if any => Err(expired(Duration::ZERO, "")),
+        None => Ok(None),
+    }
+}
+
+fn expired(after: Duration, address: &str) -> Error {
+    Error::Expired {
+        operation: "connect",
+        rank: None,
+        after,
+        detail: format!("{address} does not answer"),
+        outcome: None,
+    }
+}

@@ -1,0 +1,403 @@
+//! Who waits, drives: polling, sleeping, and being woken.
+//!
+//! One thread at a time holds the *seat*: it polls the transports, delivers what completed, and looks whose wait is over.
+//! A thread that waits first spins, driving, for about as long as a sleep costs; then it sleeps on the descriptors
+//! itself if the seat is free, else it parks until the seat holder wakes it. When nobody waits, the *driver* thread
+//! sleeps on them, so that operations complete and incoming ones are applied without any call.
+
+pub(crate) mod alive;
+mod driver;
+mod page;
+mod sleeper;
+mod waiting;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+pub use alive::Alive;
+pub(crate) use driver::Driver;
+pub use page::Page;
+use parking_lot::{Mutex, RwLock};
+use sleeper::Sleeper;
+use transom_registry::exposed::Bell;
+use transom_registry::{Error, Result, word};
+pub(crate) use waiting::{Condition, Waiting};
+
+use crate::backend::Transport;
+use crate::clock::Clock;
+use crate::token::Completion;
+
+/// How a blocking wait passes the time before it sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Spins for tens of microseconds where cores suffice, else for one, then sleeps.
+    Adaptive,
+    /// Never sleeps.
+    Spin,
+    /// Sleeps at once.
+    Sleep,
+}
+
+/// Drives a context's transports and wakes who waits.
+pub struct Progress {
+    seat: Mutex<Vec<Completion>>,
+    transports: RwLock<Vec<Arc<dyn Transport>>>,
+    sleeper: Sleeper,
+    page: Arc<Page>,
+    waiting: Waiting,
+    parked: Mutex<Vec<Thread>>,
+    spin: Duration,
+    wait: AtomicU32,
+    default_timeout: Duration,
+    clock: Clock,
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Progress").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+impl Progress {
+    /// `local_ranks`: how many ranks share this host's cores; when they are more than the cores, waits spin for about a
+    /// microsecond only.
+    pub(crate) fn new(
+        page: Arc<Page>,
+        local_ranks: usize,
+        default_timeout: Duration,
+        clock: Clock,
+    ) -> Result<Arc<Self>> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::from_micros(1) };
+        let sleeper = Sleeper::new()?;
+        sleeper.add(page.bell_fd())?;
+        Ok(Arc::new(Self {
+            seat: Mutex::default(),
+            transports: RwLock::default(),
+            sleeper,
+            page,
+            waiting: Waiting::default(),
+            parked: Mutex::default(),
+            spin,
+            wait: AtomicU32::new(0),
+            default_timeout,
+            clock,
+        }))
+    }
+
+    /// The clock of the context.
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// How blocking waits pass the time.
+    pub fn set_wait(&self, wait: Wait) {
+        self.wait.store(wait as u32, Ordering::Relaxed);
+    }
+
+    pub(crate) fn default_timeout(&self) -> Duration {
+        self.default_timeout
+    }
+
+    pub(crate) fn add_transport(&self, transport: Arc<dyn Transport>) -> Result<()> {
+        if let Some(fd) = transport.event_fd() {
+            self.sleeper.add(fd)?;
+        }
+        self.transports.write().push(transport);
+        Ok(())
+    }
+
+    pub(crate) fn transports(&self) -> Vec<Arc<dyn Transport>> {
+        self.transports.read().clone()
+    }
+
+    /// Whether any transport has to be polled at the moment.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.transports.read().iter().any(|transport| transport.needs_poll())
+    }
+
+    /// Waits for `over` in the cheapest way: spinning, driving where there is something to drive, for as long as a sleep
+    /// costs. `false`: it is not over.
+    pub(crate) fn spin(&self, timeout: Duration, mut over: impl FnMut() -> bool) -> bool {
+        if over() {
+            return true;
+        }
+        let polled = self.is_polled();
+        let _driving = polled.then(|| Driving::begin(self));
+        let since = Instant::now();
+        let spin = self.spin_time().min(timeout);
+        let mut round = 0_u32;
+        loop {
+            if over() {
+                return true;
+            }
+            if polled {
+                self.poll();
+            }
+            std::hint::spin_loop();
+            round = round.wrapping_add(1);
+            if round.is_multiple_of(if polled { 8 } else { 64 }) && since.elapsed() >= spin {
+                return over();
+            }
+        }
+    }
+
+    /// Polls every transport once, if nobody else does at this moment, and delivers what completed. Returns whether there
+    /// was work.
+    pub fn poll(&self) -> bool {
+        if !self.is_polled() {
+            return false;
+        }
+        let Some(mut seat) = self.seat.try_lock() else { return false };
+        let work = self.poll_seated(&mut seat);
+        let done = std::mem::take(&mut *seat);
+        drop(seat);
+        self.deliver(done, work)
+    }
+
+    fn poll_seated(&self, done: &mut Vec<Completion>) -> usize {
+        self.transports.read().iter().map(|transport| transport.poll(done)).sum()
+    }
+
+    /// Outside of the seat: wakers run here, and last drops of regions.
+    fn deliver(&self, done: Vec<Completion>, work: usize) -> bool {
+        let any = work > 0 || !done.is_empty();
+        for completion in done {
+            completion.deliver();
+        }
+        if any {
+            self.waiting.scan();
+        }
+        any
+    }
+
+    /// Looks whose wait is over, and asks for the bell while there are others.
+    pub(crate) fn scan(&self) {
+        if self.waiting.scan() {
+            word::arm(self.page.asleep());
+            self.waiting.scan();
+        }
+    }
+
+    /// Everything that there is to do now: what the driver does when it is woken.
+    pub(crate) fn drive(&self) {
+        self.page.hush();
+        while self.poll() {}
+        self.scan();
+    }
+
+    /// Registers a wait for signals: `waker` is woken when `condition` may be over.
+    pub(crate) fn wait_for(&self, id: Option<u64>, condition: &Arc<dyn Condition>, waker: &Waker) -> u64 {
+        let id = self.waiting.add(id, condition, waker);
+        word::arm(self.page.asleep());
+        id
+    }
+
+    pub(crate) fn stop_waiting(&self, id: u64) {
+        self.waiting.remove(id);
+    }
+
+    /// Waits for a future, driving, at most `timeout`. `None`: it is not ready.
+    ///
+    /// # Errors
+    /// [`Error::Blocking`] under a virtual clock; [`Error::Forked`].
+    pub fn block_on<F: Future>(
+        &self,
+        operation: &'static str,
+        timeout: Duration,
+        future: F,
+    ) -> Result<Option<F::Output>> {
+        let mut future = std::pin::pin!(future);
+        let me = ThreadWaker::current(&self.page);
+        let waker = Waker::from(me.clone());
+        let mut task = TaskContext::from_waker(&waker);
+        if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
+            return Ok(Some(output));
+        }
+        self.check_may_block(operation)?;
+        let _driving = Driving::begin(self);
+        let since = Instant::now();
+        let spin = self.spin_time().min(timeout);
+        let mut round = 0_u32;
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
+                return Ok(Some(output));
+            }
+            std::hint::spin_loop();
+            round = round.wrapping_add(1);
+            if round.is_multiple_of(16) && since.elapsed() >= spin {
+                break;
+            }
+        }
+        loop {
+            let Some(left) = timeout.checked_sub(since.elapsed()) else {
+                return Ok(match future.as_mut().poll(&mut task) {
+                    Poll::Ready(output) => Some(output),
+                    Poll::Pending => None,
+                });
+            };
+            let mut output = None;
+            self.sleep_once(&me, left, || match future.as_mut().poll(&mut task) {
+                Poll::Ready(ready) => {
+                    output = Some(ready);
+                    true
+                }
+                Poll::Pending => false,
+            });
+            if output.is_some() {
+                return Ok(output);
+            }
+            if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
+                return Ok(Some(output));
+            }
+        }
+    }
+
+    /// Waits until `ready` gives something, driving, at most `timeout`. Nobody needs to wake this one: it looks again
+    /// after every event and at least every millisecond.
+    ///
+    /// # Errors
+    /// As for [`Progress::block_on`].
+    pub(crate) fn block_until<T>(
+        &self,
+        operation: &'static str,
+        timeout: Duration,
+        mut ready: impl FnMut() -> Option<T>,
+    ) -> Result<Option<T>> {
+        if let Some(found) = ready() {
+            return Ok(Some(found));
+        }
+        self.check_may_block(operation)?;
+        let me = ThreadWaker::current(&self.page);
+        let _driving = Driving::begin(self);
+        let since = Instant::now();
+        let spin = self.spin_time();
+        loop {
+            self.poll();
+            if let Some(found) = ready() {
+                return Ok(Some(found));
+            }
+            let waited = since.elapsed();
+            let Some(left) = timeout.checked_sub(waited) else { return Ok(None) };
+            if waited < spin {
+                std::hint::spin_loop();
+            } else {
+                self.sleep_once(&me, left.min(Duration::from_millis(1)), || false);
+            }
+        }
+    }
+
+    fn check_may_block(&self, operation: &'static str) -> Result<()> {
+        crate::fork::check(operation)?;
+        if self.clock().is_virtual() { Err(Error::Blocking { operation }) } else { Ok(()) }
+    }
+
+    fn wait_mode(&self) -> Wait {
+        match self.wait.load(Ordering::Relaxed) {
+            1 => Wait::Spin,
+            2 => Wait::Sleep,
+            _ => Wait::Adaptive,
+        }
+    }
+
+    /// How long a wait spins before it sleeps.
+    pub(crate) fn spin_time(&self) -> Duration {
+        match self.wait_mode() {
+            Wait::Adaptive => self.spin,
+            Wait::Spin => Duration::MAX,
+            Wait::Sleep => Duration::ZERO,
+        }
+    }
+
+    /// Sleeps once: on the descriptors if the seat is free, else parked. `look` is asked once more after everything is
+    /// armed, so that nothing that came in between is slept through.
+    fn sleep_once(&self, me: &Arc<ThreadWaker>, at_most: Duration, mut look: impl FnMut() -> bool) {
+        let Some(mut seat) = self.seat.try_lock() else {
+            self.parked.lock().push(me.thread.clone());
+            // The holder may have left before it could see us: look at the seat once more.
+            if self.seat.try_lock().is_none() && !me.woken.swap(false, Ordering::SeqCst) {
+                // Bounded: a seat that is taken for a single poll has no reason to wake us.
+                std::thread::park_timeout(at_most.min(Duration::from_millis(1)));
+            }
+            self.parked.lock().retain(|thread| thread.id() != me.thread.id());
+            return;
+        };
+        me.on_descriptors.store(true, Ordering::SeqCst);
+        let quiet = self.transports.read().iter().all(|transport| transport.arm().unwrap_or(false));
+        let work = self.poll_seated(&mut seat);
+        if quiet && work == 0 && seat.is_empty() && !me.woken.swap(false, Ordering::SeqCst) && !look() {
+            self.sleeper.sleep(at_most);
+            self.page.hush();
+        }
+        me.on_descriptors.store(false, Ordering::SeqCst);
+        let work = work + self.poll_seated(&mut seat);
+        let done = std::mem::take(&mut *seat);
+        drop(seat);
+        self.deliver(done, work);
+        self.scan();
+    }
+
+    fn wake_one_parked(&self) {
+        if let Some(thread) = self.parked.lock().pop() {
+            thread.unpark();
+        }
+    }
+}
+
+/// While it lives, this thread drives and the driver thread does not.
+struct Driving<'a>(&'a Progress);
+
+impl<'a> Driving<'a> {
+    fn begin(progress: &'a Progress) -> Self {
+        progress.sleeper.begin_driving();
+        Self(progress)
+    }
+}
+
+impl Drop for Driving<'_> {
+    fn drop(&mut self) {
+        if self.0.sleeper.end_driving() {
+            self.0.wake_one_parked();
+        }
+    }
+}
+
+/// Wakes a thread that waits, wherever it sleeps.
+struct ThreadWaker {
+    thread: Thread,
+    woken: AtomicBool,
+    /// It sleeps on the descriptors: only the bell wakes it.
+    on_descriptors: AtomicBool,
+    page: Arc<Page>,
+}
+
+impl ThreadWaker {
+    fn current(page: &Arc<Page>) -> Arc<Self> {
+        Arc::new(Self {
+            thread: std::thread::current(),
+            woken: AtomicBool::new(false),
+            on_descriptors: AtomicBool::new(false),
+            page: page.clone(),
+        })
+    }
+}
+
+impl Wake for ThreadWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.woken.store(true, Ordering::SeqCst);
+        if self.on_descriptors.load(Ordering::SeqCst) {
+            self.page.ring();
+        } else {
+            self.thread.unpark();
+        }
+    }
+}

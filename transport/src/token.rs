@@ -1,0 +1,95 @@
+//! How an operation in flight gets back to who waits for it.
+
+use std::sync::Arc;
+
+use transom_registry::{Cause, Error, Failure, Outcome, Result};
+
+use crate::late::Late;
+use crate::request::Flight;
+
+/// Whoever waits for an operation: completed once, by the transport that carries it. Dropped uncompleted, the operation
+/// counts as in doubt.
+#[derive(Debug)]
+pub struct Token(Option<Waits>);
+
+#[derive(Debug)]
+enum Waits {
+    /// Somebody holds a request.
+    Flight(Arc<Flight>),
+    /// Nobody does: failures are told at the next flush.
+    Late(Arc<Late>, &'static str),
+}
+
+impl Token {
+    pub(crate) fn flight(flight: Arc<Flight>) -> Self {
+        Self(Some(Waits::Flight(flight)))
+    }
+
+    pub(crate) fn late(late: Arc<Late>, operation: &'static str) -> Self {
+        Self(Some(Waits::Late(late, operation)))
+    }
+
+    /// The operation's name in errors.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        match &self.0 {
+            Some(Waits::Flight(flight)) => flight.operation(),
+            Some(Waits::Late(_, operation)) => operation,
+            None => "operation",
+        }
+    }
+
+    /// Gives the outcome.
+    pub fn complete(mut self, result: Result<u64>) {
+        self.end(result);
+    }
+
+    /// Ends an operation that its peer's failure ended.
+    pub fn fail(self, outcome: Outcome, failure: &Arc<Failure>) {
+        let operation = self.operation();
+        self.complete(Err(Error::failed(operation, outcome, failure.clone())));
+    }
+
+    /// Takes the token back: nothing was begun.
+    pub(crate) fn cancel(mut self) {
+        self.0 = None;
+    }
+
+    fn end(&mut self, result: Result<u64>) {
+        match self.0.take() {
+            Some(Waits::Flight(flight)) => flight.complete(result),
+            Some(Waits::Late(late, _)) => {
+                if let Err(error) = result {
+                    late.record(error);
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            let operation = self.operation();
+            let failure = Failure::new(None, Cause::ConnectionLost, "the transport gave the operation up");
+            self.end(Err(Error::failed(operation, Outcome::InDoubt, failure)));
+        }
+    }
+}
+
+/// An operation that has ended, on its way to who waits for it.
+#[derive(Debug)]
+pub struct Completion {
+    /// Who waits.
+    pub token: Token,
+    /// The outcome; the value of atomics.
+    pub result: Result<u64>,
+}
+
+impl Completion {
+    /// Tells who waits. Wakers run, and slices are dropped, here: outside of the driver's seat.
+    pub fn deliver(self) {
+        self.token.complete(self.result);
+    }
+}
