@@ -5,7 +5,6 @@ use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::auth::Secret;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -13,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use transom_registry::{Cause, Error, Failure, Result};
+use transom_transport::Secret;
 
 use super::Call;
 use super::auth::{self, Unmet};
@@ -183,7 +183,7 @@ async fn meet(server: Arc<Server>, mut stream: TcpStream, ticket: u64) {
             return;
         }
     };
-    if auth::welcome(&mut stream, &cipher).await.is_err() {
+    if auth::welcome(&mut stream, &server.secret, &cipher).await.is_err() {
         return;
     }
     let (opener, sealer) = channel::split(stream, cipher);
