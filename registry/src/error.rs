@@ -226,7 +226,9 @@ pub enum Error {
         next: String,
     },
     /// A descriptor of a former life.
-    #[error("{operation}: stale {what}: the descriptor says {held:x}, the target says {current:x} (get a new descriptor)")]
+    #[error(
+        "{operation}: stale {what}: the descriptor says {held:x}, the target says {current:x} (get a new descriptor)"
+    )]
     Stale {
         /// The operation.
         operation: &'static str,
@@ -287,7 +289,9 @@ pub enum Error {
         what: &'static str,
     },
     /// The process is a fork of the one that opened the context.
-    #[error("{operation}: this process is a fork of the one that opened the context (open a new context after fork)")]
+    #[error(
+        "{operation}: this process is a fork of the one that opened the context (open a new context after fork)"
+    )]
     Forked {
         /// The operation.
         operation: &'static str,
@@ -410,7 +414,8 @@ fn detail_of(detail: &str) -> String {
 
 fn describe(failed: &Failed) -> String {
     let rank = at_rank(failed.rank);
-    let more = if failed.count > 1 { format!(", the first of {} operations", failed.count) } else { String::new() };
+    let more =
+        if failed.count > 1 { format!(", the first of {} operations", failed.count) } else { String::new() };
     format!("{rank}{} {}{more}: {}", failed.operation, failed.outcome, failed.failure)
 }
 
@@ -420,7 +425,8 @@ mod tests {
 
     #[test]
     fn messages_are_lower_case_and_carry_numbers_and_the_rank() {
-        let failure = Failure::new(Incarnation::from_u64(7), Cause::Signaled(9), "its alive lock was released");
+        let failure =
+            Failure::new(Incarnation::from_u64(7), Cause::Signaled(9), "its alive lock was released");
         let error = Error::failed("put", Outcome::InDoubt, failure).at_rank(3);
         assert_eq!(
             error.to_string(),

@@ -17,7 +17,10 @@ impl Incarnation {
         let mut bytes = [0; 8];
         loop {
             getrandom::fill(&mut bytes).map_err(|e| {
-                crate::Error::io("read random bytes", std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(0)))
+                crate::Error::io(
+                    "read random bytes",
+                    std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(0)),
+                )
             })?;
             if let Some(incarnation) = Self::from_u64(u64::from_le_bytes(bytes)) {
                 return Ok(incarnation);

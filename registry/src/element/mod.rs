@@ -115,16 +115,8 @@ pub enum Atomic {
 
 impl Atomic {
     /// Every operation, in the order of its number.
-    pub const ALL: [Self; 8] = [
-        Self::Add,
-        Self::Swap,
-        Self::CompareSwap,
-        Self::And,
-        Self::Or,
-        Self::Xor,
-        Self::Min,
-        Self::Max,
-    ];
+    pub const ALL: [Self; 8] =
+        [Self::Add, Self::Swap, Self::CompareSwap, Self::And, Self::Or, Self::Xor, Self::Min, Self::Max];
 
     /// The operation with this number.
     #[must_use]
