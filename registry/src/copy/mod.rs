@@ -44,7 +44,7 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, size: usize) {
 }
 
 /// Copies `size` bytes that are part of a transfer of `total` bytes: the total decides whether the copy bypasses the
-/// caches. With a `total` of `usize::MAX` it does whenever `size` is worth it (4 KiB).
+/// caches. With a `total` of `usize::MAX` it does whenever `size` is worth a fence (16 KiB).
 ///
 /// Streamed bytes are visible to others, in program order with later stores, when the call returns.
 ///

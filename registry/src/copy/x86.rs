@@ -5,8 +5,8 @@ use std::arch::asm;
 /// Up to here a copy is a ladder of overlapping moves.
 const SMALL: usize = 256;
 
-/// From here non-temporal stores are worth their fence.
-const STREAM_PART: usize = 4096;
+/// From here non-temporal stores are worth the fence that ends them.
+const STREAM_PART: usize = 16 << 10;
 
 /// Copies `size` bytes, past the caches if `stream` and large enough.
 ///
@@ -128,7 +128,7 @@ macro_rules! wide {
         pub(super) unsafe fn $name(to: *mut u8, from: *const u8, size: usize) {
             let skip = $width - to.addr() % $width;
             // SAFETY: `skip <= $width`, so head, aligned blocks and tail all begin and end within `size` bytes: a block
-            // is moved only while it begins before the tail, which is as long. Prefetches cannot fault. No stack; every
+            // begins no later than the tail, which is as long. Prefetches cannot fault. No stack; every
             // vector register is declared lost.
             unsafe {
                 let tail = size - 4 * $width;
@@ -139,8 +139,6 @@ macro_rules! wide {
                     "add {from}, {skip}",
                     ".p2align 5",
                     "2:",
-                    "cmp {to}, {tail}",
-                    "jae 3f",
                     $($ahead,)*
                     concat!($load, " ", $register, "0, [{from}]"),
                     concat!($load, " ", $register, "1, [{from} + {w}]"),
@@ -152,8 +150,8 @@ macro_rules! wide {
                     concat!($store, " [{to} + 3 * {w}], ", $register, "3"),
                     "add {from}, 4 * {w}",
                     "add {to}, 4 * {w}",
-                    "jmp 2b",
-                    "3:",
+                    "cmp {to}, {tail}",
+                    "jb 2b",
                     concat!($load, " ", $register, "0, [{tail_from}]"),
                     concat!($load, " ", $register, "1, [{tail_from} + {w}]"),
                     concat!($load, " ", $register, "2, [{tail_from} + 2 * {w}]"),
