@@ -11,6 +11,7 @@ const WORD: usize = size_of::<u64>();
 ///
 /// # Safety
 /// As for [`super::copy`], for 8 bytes.
+#[cfg_attr(not(any(miri, transom_loom)), expect(dead_code, reason = "tests compare the rest only"))]
 pub(super) unsafe fn move8(to: *mut u8, from: *const u8) {
     // SAFETY: the caller's promise.
     unsafe { copy(to, from, WORD, false) }
