@@ -386,8 +386,10 @@ impl<'a, S: Subject> Case<'a, S> {
             }),
             Test::Detect => variant("ours", move || {
                 self.fresh(true, |pair| {
-                    let subject =
-                        pair.subject.as_ref().ok_or(Error::invalid("perf", "our side is not open"))?;
+                    let subject = pair
+                        .subject
+                        .as_ref()
+                        .ok_or_else(|| Error::invalid("perf", "our side is not open"))?;
                     subject.put(PEER, 0, &[1; 8])?;
                     subject.flush(PEER)?;
                     let began = Instant::now();

@@ -188,6 +188,10 @@ fn measure_tests<S: Subject>(
     for (test, size) in all {
         let case = Case { pair: &pair, source: &source, test, size, misalign, quick: options.quick };
         let mut contest = case.contest()?;
+        if let Some(batches) = options.batches {
+            contest.batches = usize::from(batches).max(1);
+            contest.warm_ups = contest.warm_ups.min(1);
+        }
         let samples = contest.steady(|| pair.probe())?;
         let unit = contest.unit;
         drop(contest);

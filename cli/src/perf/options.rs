@@ -44,6 +44,9 @@ pub(crate) struct Options {
     /// Puts plain copies in our place on shm: every goodness should be near 1
     #[arg(long, hide = true, conflicts_with = "baseline_only")]
     pub(crate) self_check: bool,
+    /// This many batches of each test, however few that are
+    #[arg(long, hide = true)]
+    pub(crate) batches: Option<u16>,
     /// Prints the rows of one run for the process that started it
     #[arg(long, hide = true)]
     pub(crate) rows: bool,

@@ -136,20 +136,20 @@ impl<S: Subject> Pair<S> {
     /// The peer's part as this process sees it.
     pub(crate) fn target(&self) -> Result<Span<'_>> {
         let target = self.subject.as_ref().and_then(S::target).or(self.shared.part(1));
-        target.ok_or(Error::invalid("perf", "the peer's part is not mapped here"))
+        target.ok_or_else(|| Error::invalid("perf", "the peer's part is not mapped here"))
     }
 
     /// This side of the line ping-pong.
     pub(crate) fn line(&self, offset: usize, size: usize) -> Result<Line<'_>> {
         let local = self.subject.as_ref().map(S::local).or(self.shared.part(0));
-        let local = local.ok_or(Error::invalid("perf", "there is no local part"))?;
+        let local = local.ok_or_else(|| Error::invalid("perf", "there is no local part"))?;
         let (out, into) = (self.target()?.part(offset, size)?, local.part(offset, size)?);
         Line::new(self.shared.board()?, 0, out, into, self.plan.setup.wait, self.plan.cores.shared())
     }
 
     /// The raw socket.
     pub(crate) fn wire(&self) -> Result<&Wire> {
-        self.wire.as_ref().ok_or(Error::invalid("perf", "there is no raw socket"))
+        self.wire.as_ref().ok_or_else(|| Error::invalid("perf", "there is no raw socket"))
     }
 
     /// The line ping-pong right now, in nanoseconds one way.

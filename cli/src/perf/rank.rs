@@ -188,7 +188,8 @@ struct Rank<S> {
 
 fn obey<S: Subject>(rank: &mut Option<Rank<S>>, order: Order, fd: Option<OwnedFd>) -> Result<Answer> {
     if let Order::Start { setup, parts, cores, yields } = order {
-        let memory = fd.ok_or(Error::Malformed { what: "an order", why: "it carries no memory".into() })?;
+        let memory =
+            fd.ok_or_else(|| Error::Malformed { what: "an order", why: "it carries no memory".into() })?;
         pin::unpin(&cores)?;
         let shared = Shared::map(&memory, parts)?;
         *rank = Some(Rank { subject: None, setup, memory, shared, wire: None, door: None, yields });
@@ -210,7 +211,8 @@ impl<S: Subject> Rank<S> {
             }
             Order::Line { rounds, offset, size } => {
                 let target = self.subject.as_ref().and_then(S::target).or(self.shared.part(0));
-                let target = target.ok_or(Error::invalid("perf-rank", "rank 0 has no mapped part"))?;
+                let target =
+                    target.ok_or_else(|| Error::invalid("perf-rank", "rank 0 has no mapped part"))?;
                 let (out, into) = (target.part(offset, size)?, self.local()?.part(offset, size)?);
                 Line::new(self.shared.board()?, 1, out, into, self.setup.wait, self.yields)?
                     .answer(rounds)?;
@@ -251,7 +253,8 @@ impl<S: Subject> Rank<S> {
                 return Ok(Answer::Port(port));
             }
             Order::Visits(count) => {
-                let door = self.door.as_ref().ok_or(Error::invalid("perf-rank", "it does not listen"))?;
+                let door =
+                    self.door.as_ref().ok_or_else(|| Error::invalid("perf-rank", "it does not listen"))?;
                 door.answer(self.memory.as_fd(), count)?;
             }
             Order::Join(invitation) => self.subject = Some(S::open(&self.setup, &invitation)?),
@@ -264,17 +267,17 @@ impl<S: Subject> Rank<S> {
     }
 
     fn subject(&self) -> Result<&S> {
-        self.subject.as_ref().ok_or(Error::invalid("perf-rank", "our side is not open"))
+        self.subject.as_ref().ok_or_else(|| Error::invalid("perf-rank", "our side is not open"))
     }
 
     fn wire(&self) -> Result<&Wire> {
-        self.wire.as_ref().ok_or(Error::invalid("perf-rank", "there is no raw socket"))
+        self.wire.as_ref().ok_or_else(|| Error::invalid("perf-rank", "there is no raw socket"))
     }
 
     /// The part that rank 0 writes to.
     fn local(&self) -> Result<Span<'_>> {
         let local = self.subject.as_ref().map(S::local).or(self.shared.part(1));
-        local.ok_or(Error::invalid("perf-rank", "there is no local part"))
+        local.ok_or_else(|| Error::invalid("perf-rank", "there is no local part"))
     }
 }
 

@@ -155,7 +155,7 @@ pub(crate) fn connect_unix(name: &str, offset: usize, size: usize) -> Result<Dur
     send(socket.as_fd(), &[1], None)?;
     wait_readable(socket.as_fd(), LIMIT)?;
     let fd = receive(socket.as_fd())?.and_then(|(_, fd)| fd);
-    let fd = fd.ok_or(Error::Malformed { what: "the answer", why: "it carries no memory".into() })?;
+    let fd = fd.ok_or_else(|| Error::Malformed { what: "the answer", why: "it carries no memory".into() })?;
     let mapping = Mapping::file(fd.as_fd(), offset, size)?;
     let took = began.elapsed();
     drop(mapping);

@@ -56,7 +56,8 @@ impl Spin {
     pub(crate) fn pause(&mut self) -> Result<()> {
         std::hint::spin_loop();
         self.looks += 1;
-        if self.yields {
+        // After so many looks the other rank is not running: whoever has its core may want this one.
+        if self.yields || (self.looks > 4096 && self.looks.is_multiple_of(64)) {
             std::thread::yield_now();
         }
         // The clock costs as much as a few looks: it is read rarely.

@@ -37,7 +37,7 @@ impl Plain {
     }
 
     fn peer(&self) -> Result<Span<'_>> {
-        self.shared.part(1 - self.rank).ok_or(Error::invalid("plain", "there is no part"))
+        self.shared.part(1 - self.rank).ok_or_else(|| Error::invalid("plain", "there is no part"))
     }
 
     fn open_file(invitation: &str) -> Result<OwnedFd> {
@@ -79,7 +79,8 @@ impl Subject for Plain {
         let shared = Shared::map(&fd, [setup.size; 2])?;
         let signals = Mapping::file(fd.as_fd(), Shared::file_size([setup.size; 2]), 2 * SIGNALS * LINE)?;
         let (rank, invitation) = (setup.rank as usize, invitation.to_owned());
-        let own = Mapping::alone(setup.size)?;
+        // Only the rank that measures has a buffer.
+        let own = Mapping::alone(if rank == 0 { setup.size } else { 1 })?;
         let yields = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 2);
         let plain = Self { shared, signals, own, rank, invitation, yields };
         let id = getpid().as_raw_nonzero().get() as u64;
@@ -180,7 +181,7 @@ impl Subject for Plain {
 
     fn wait_failure(&self, _: u32, limit: Duration) -> Result<()> {
         let id = self.signal(1 - self.rank, SIGNALS - 1)?.load(Ordering::Acquire);
-        let id = Pid::from_raw(id as i32).ok_or(Error::invalid("plain", "the peer has not come"))?;
+        let id = Pid::from_raw(id as i32).ok_or_else(|| Error::invalid("plain", "the peer has not come"))?;
         let pidfd = pidfd_open(id, PidfdFlags::empty()).map_err(|e| Error::io("watch the peer", e))?;
         wait_readable(pidfd.as_fd(), limit)
     }

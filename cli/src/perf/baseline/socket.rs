@@ -72,9 +72,12 @@ impl Wire {
             while done < memory.size() {
                 let size = CHUNK.min(memory.size() - done);
                 let at = memory.at(done, size)?;
-                // SAFETY: `size` bytes inside the view, which nobody writes while they are sent.
-                let crc =
-                    if checked { crc32c::crc32c(unsafe { std::slice::from_raw_parts(at, size) }) } else { 0 };
+                let crc = if checked {
+                    // SAFETY: `size` bytes inside the view, which nobody writes while they are sent.
+                    crc32c::crc32c(unsafe { std::slice::from_raw_parts(at, size) })
+                } else {
+                    0
+                };
                 let mut tail = crc.to_le_bytes();
                 let mut parts = [part(at, size), part(tail.as_mut_ptr(), if checked { 4 } else { 0 })];
                 // SAFETY: both parts are live for the call, the first as checked above.
