@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod info;
+mod launch;
 mod perf;
 
 #[derive(Debug, Parser)]
@@ -17,6 +19,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Launch(launch::Options),
+    Info(info::Options),
     /// Measure the transports beside what could be written by hand on this machine
     Perf(perf::Options),
     /// The second rank of `perf`, which starts it itself
@@ -28,15 +32,27 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = match Cli::parse().command {
-        Command::Perf(options) => perf::run(&options, std::io::stdout().lock()),
-        Command::PerfRank { self_check } => perf::serve(self_check),
+    let done: Result<ExitCode, Box<dyn std::error::Error>> = match Cli::parse().command {
+        Command::Launch(options) => launch::run(&options).map_err(Into::into),
+        Command::Info(options) => info::run(&options).map(print).map_err(Into::into),
+        Command::Perf(options) => {
+            perf::run(&options, std::io::stdout().lock()).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
+        Command::PerfRank { self_check } => {
+            perf::serve(self_check).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("transom: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+#[expect(clippy::print_stdout, reason = "a command prints what it was asked for")]
+fn print(text: String) -> ExitCode {
+    print!("{text}");
+    ExitCode::SUCCESS
 }
