@@ -8,10 +8,10 @@ use transom::{Context, Result};
 
 /// Say what this machine can do
 #[derive(Debug, Args)]
-pub struct Options {}
+pub(crate) struct Options {}
 
 /// Says it.
-pub fn run(_: &Options) -> Result<String> {
+pub(crate) fn run(_: &Options) -> Result<String> {
     let mut out = String::new();
     line(&mut out, "transom", env!("CARGO_PKG_VERSION"));
     out.push_str("\ntransports\n");

@@ -71,10 +71,10 @@ impl fmt::Display for Ended {
 }
 
 impl Child {
-    /// Sends a signal to it.
+    /// Sends a signal to it and to what it started.
     pub(super) fn signal(&self, signal: Signal) {
         // It has not been waited for as long as it is among the running ones, so the number is still its own.
-        let _ = rustix::process::kill_process(self.pid, signal);
+        let _ = rustix::process::kill_process_group(self.pid, signal);
     }
 }
 
@@ -94,6 +94,8 @@ pub(super) fn start(
         .map_err(|e| Error::io("hand on the secret", e))?;
     let mut command = std::process::Command::new(&program[0]);
     command.args(&program[1..]).stdin(Stdio::null()).env_remove("TRANSOM_SECRET_FILE");
+    // A group of its own, so that what it started ends with it.
+    command.process_group(0);
     command.env("TRANSOM_SECRET_FD", read.as_raw_fd().to_string());
     for (name, value) in variables {
         command.env(name, value);

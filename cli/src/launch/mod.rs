@@ -26,7 +26,7 @@ const OBEY: Duration = Duration::from_secs(3);
 
 /// Start the ranks of a job on this host
 #[derive(Debug, Args)]
-pub struct Options {
+pub(crate) struct Options {
     /// How many ranks
     #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     ranks: u32,
@@ -45,7 +45,7 @@ pub struct Options {
 }
 
 /// Runs the job. The exit code is that of the first rank that failed: its own, or 128 and the signal.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -102,7 +102,10 @@ async fn launch(options: &Options) -> Result<ExitCode> {
         tokio::select! {
             end = ends.recv() => {
                 let Some((rank, how)) = end else { break };
-                running.remove(&rank);
+                if let Some(child) = running.remove(&rank) {
+                    // What it started and left behind.
+                    child.signal(rustix::process::Signal::KILL);
+                }
                 // The others look there when their own view of the failure does not say how it came.
                 let _ = store.set_async(&format!("exit/{rank}"), how.record().as_bytes()).await;
                 if !how.is_success() {
