@@ -17,6 +17,7 @@ pub mod backend;
 pub mod clock;
 mod context;
 mod fork;
+pub mod handshake;
 mod late;
 mod list;
 mod local;

@@ -296,8 +296,10 @@ impl PeerRegion {
         }
     }
 
+    /// Wakes who sleeps at the other side, after a signal was added by the route.
     #[cold]
-    fn ring(&self) {
+    #[doc(hidden)]
+    pub fn ring(&self) {
         if let Way::Mapped(exposed, ..) = &*self.shared.way.read() {
             exposed.bell().ring();
         }
