@@ -172,10 +172,13 @@ pub async fn a_part_is_a_region_of_its_own_and_its_edges_hold(world: World) {
 }
 
 pub async fn memory_that_is_only_read_is_never_written(world: World) {
-    static BYTES: [u8; 4096] = [FILL; 4096];
+    #[repr(align(8))]
+    struct Aligned([u8; 4096]);
+    static ALIGNED: Aligned = Aligned([FILL; 4096]);
+    const BYTES: &[u8; 4096] = &ALIGNED.0;
     let read_only = || {
         // SAFETY: a constant lives and never changes; it is only read.
-        unsafe { Foreign::read_only(std::ptr::NonNull::from(&BYTES).cast(), BYTES.len(), ()) }.unwrap()
+        unsafe { Foreign::read_only(std::ptr::NonNull::from(BYTES).cast(), BYTES.len(), ()) }.unwrap()
     };
     let region = world.owner.register(read_only(), 1).unwrap();
     for access in [Access::WRITE, Access::ATOMIC, Access::ALL, Access::READ | Access::ATOMIC] {
@@ -201,7 +204,7 @@ pub async fn memory_that_is_only_read_is_never_written(world: World) {
     let other = world.region(4096, 0);
     let target = world.open(&other).await;
     target.put_from(0, source.all()).await.unwrap().await.unwrap();
-    assert_eq!(contents(&other), BYTES);
+    assert_eq!(contents(&other), *BYTES);
     let list = List::new([(0, 4096)]).unwrap();
     let refused = [
         target.get_into(0, source.all()).await.map(drop),
