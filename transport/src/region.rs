@@ -65,6 +65,15 @@ impl Shared {
     pub(crate) fn close_route(&self) {
         self.routes.close(self.index);
     }
+
+    /// Ends the use of the region and gives its key back.
+    pub(crate) fn close(&self) {
+        self.close_route();
+        let way = std::mem::replace(&mut *self.way.write(), Way::Closed);
+        if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
+            endpoint.detach(key);
+        }
+    }
 }
 
 impl Drop for Shared {
@@ -671,11 +680,7 @@ impl PeerRegion {
     pub fn close(&self) -> Result<()> {
         let flushed =
             if matches!(*self.shared.way.read(), Way::Closed) { return Ok(()) } else { self.flush() };
-        self.shared.close_route();
-        let way = std::mem::replace(&mut *self.shared.way.write(), Way::Closed);
-        if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
-            endpoint.detach(key);
-        }
+        self.shared.close();
         flushed
     }
 
@@ -1088,6 +1093,7 @@ impl PeerRegion {
 
     fn end_flush(&self, waited: Option<Result<u64>>) -> Result<()> {
         let Some(flushed) = waited else {
+            self.shared.peer.0.context.progress.check_open("flush")?;
             return Err(Error::Expired {
                 operation: "flush",
                 rank: None,

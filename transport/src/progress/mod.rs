@@ -55,6 +55,7 @@ pub struct Progress {
     wait: AtomicU32,
     default_timeout: Duration,
     clock: Clock,
+    closed: AtomicBool,
 }
 
 impl fmt::Debug for Progress {
@@ -87,7 +88,23 @@ impl Progress {
             wait: AtomicU32::new(0),
             default_timeout,
             clock,
+            closed: AtomicBool::new(false),
         }))
+    }
+
+    /// The context is closed: waits of its own end, and no timer of its driver is looked at any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.clock.stop();
+    }
+
+    /// Refuses what only an open context can do.
+    pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) {
+            Err(Error::Closed { operation, what: "context" })
+        } else {
+            Ok(())
+        }
     }
 
     /// The clock of the context.
