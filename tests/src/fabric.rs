@@ -1,9 +1,11 @@
 //! Where contexts come from, and what runs a case: one implementation for each kind of transport.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::Duration;
 
-use transom_transport::Context;
+use parking_lot::Mutex;
+use transom_transport::{Context, Open, register_transport};
 
 use crate::process;
 use crate::world::World;
@@ -34,6 +36,22 @@ impl Real {
     #[must_use]
     pub fn new(spec: &str) -> Self {
         Self { spec: spec.to_owned() }
+    }
+
+    /// A transport of the test's own, registered under this name at the first call.
+    #[must_use]
+    pub fn registered(name: &str, open: Open) -> Self {
+        register(name, open);
+        Self::new(name)
+    }
+}
+
+/// Registers a transport for the whole process; again does nothing.
+pub fn register(name: &str, open: Open) {
+    static NAMES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock();
+    if names.insert(name.to_owned()) {
+        register_transport(name, open).unwrap();
     }
 }
 

@@ -7,8 +7,10 @@
 #![forbid(unsafe_op_in_unsafe_fn)]
 #![allow(clippy::unwrap_used, reason = "a case fails by a panic that says where")]
 
+pub mod carrier;
 mod cases;
 pub mod conformance;
+pub mod countdown;
 pub mod fabric;
 pub mod pattern;
 pub mod process;
