@@ -22,8 +22,8 @@ use transom_transport::{
 
 /// How many operations one connection holds.
 const DEPTH: usize = 64;
-/// How many operations of one connection one look carries over.
-const BURST: usize = 16;
+/// How many operations of one connection one look carries over, before others have their turn.
+const BURST: usize = 256;
 
 /// Opens it under this name.
 #[must_use]
@@ -243,11 +243,15 @@ impl Link {
     /// Executes what is at the head of the queue.
     fn carry(&self, done: &mut Vec<Completion>) -> usize {
         let mut count = 0;
-        while count < BURST {
-            let Some(carried) = self.queue.lock().pop_front() else { break };
+        while let Some(carried) = self.queue.lock().pop_front() {
             let result = self.execute(&carried);
             done.push(Completion { token: carried.token, result });
             count += 1;
+            if count == BURST {
+                // Whoever looks next goes on: what is left has no other event.
+                (self.home.kick)();
+                break;
+            }
         }
         count
     }

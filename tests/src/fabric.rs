@@ -10,8 +10,11 @@ use transom_transport::{Context, Open, register_transport};
 use crate::process;
 use crate::world::World;
 
-/// Hard limit of one case.
-pub const MOST: Duration = Duration::from_secs(60);
+/// Hard limit of one case; a long form has an hour.
+#[must_use]
+pub fn most() -> Duration {
+    Duration::from_secs(if crate::is_long() { 3600 } else { 60 })
+}
 
 /// A transport under test.
 pub trait Fabric {
@@ -67,7 +70,7 @@ impl Fabric for Real {
 
     fn run<F: Future>(&self, case: F) -> F::Output {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async { tokio::time::timeout(MOST, case).await }).expect("the case ends")
+        runtime.block_on(async { tokio::time::timeout(most(), case).await }).expect("the case ends")
     }
 }
 
@@ -79,7 +82,7 @@ pub fn case<A: Fabric, F: Future<Output = ()>>(_: &str, fabric: &A, case: impl F
 
 /// Runs one case in a process of its own, because it measures the process.
 pub fn case_alone<A: Fabric, F: Future<Output = ()>>(test: &str, fabric: &A, run: impl FnOnce(World) -> F) {
-    process::alone(test, MOST, || case(test, fabric, run));
+    process::alone(test, most(), || case(test, fabric, run));
 }
 
 /// Runs one case that blocks.

@@ -222,6 +222,48 @@ async fn every_outcome_is_right(world: World, plan: Arc<Plan>) {
     drop(plan);
 }
 
+/// One operation of many is lost: it is told once, those behind it are not applied until it was told.
+async fn one_put_is_lost(world: World, plan: Arc<Plan>) {
+    let region = world.region(4096, 1);
+    let target = world.open(&region).await;
+    let mut outcomes = Vec::new();
+    for i in 0..10_u8 {
+        let put = target.put_signal(u64::from(i) * 8, &[i + 1; 8], 0, 1).await;
+        outcomes.push(put.map_err(|error| (error.outcome(), error.to_string())));
+    }
+    assert!(plan.is_over());
+    let lost = outcomes.iter().position(|outcome| outcome.is_err()).unwrap() - 1;
+    for outcome in &outcomes[lost + 1..] {
+        let (outcome, text) = outcome.as_ref().unwrap_err();
+        assert_eq!(*outcome, Some(Outcome::NotApplied));
+        assert!(text.contains("flush"), "it says what to do: {text}");
+    }
+    let request = target.put_from(0, memory(&world.initiator, vec![9; 8]).all()).await;
+    assert_eq!(request.unwrap_err().outcome(), Some(Outcome::NotApplied));
+    let Err(Error::Failed(told)) = target.flush().await else { panic!("the flush tells") };
+    assert_eq!((told.operation, told.outcome, told.count), ("put_signal", Outcome::InDoubt, 1));
+    target.flush().await.unwrap();
+    let bytes = contents(&region);
+    for i in 0..10 {
+        let expected = if i < lost { i as u8 + 1 } else { 0 };
+        assert_eq!(bytes[i * 8..i * 8 + 8], [expected; 8], "put {i}, {lost} was lost");
+    }
+    assert_eq!(region.signal(0).unwrap(), lost as u64);
+    target.put_signal(0, &[7; 8], 0, 1).await.unwrap();
+    target.flush().await.unwrap();
+    assert_eq!(region.signal(0).unwrap(), lost as u64 + 1);
+}
+
+#[test]
+fn a_lost_put_is_told_once_and_holds_up_what_follows_until_then() {
+    // Connecting and opening are the first two calls.
+    for at in 3..10 {
+        let plan = Plan::new(at, Mode::GivenUp);
+        let planned = Planned(plan.clone());
+        planned.run(one_put_is_lost(World::of(&planned), plan));
+    }
+}
+
 fn for_every_call(mode: Mode) {
     let mut calls = 0;
     for at in 1.. {
