@@ -34,7 +34,7 @@ impl Planned {
                     why: "the number of a plan is expected".into(),
                 })?;
                 let plan = PLANS.lock().remove(&number).unwrap();
-                Ok(Countdown::new(Carrier::open("countdown", host), plan))
+                Ok(Countdown::wrap(Carrier::open("countdown", host), plan))
             }),
         );
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
