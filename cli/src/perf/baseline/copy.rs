@@ -147,7 +147,7 @@ pub(crate) struct Segment {
 pub(crate) fn segments(count: usize, size: usize) -> Vec<Segment> {
     // A stride of a prime number of places visits each place once.
     let stride = (count / 2 + 1..).find(|&s| gcd(s, count) == 1).unwrap_or(1);
-    (0..count).map(|i| Segment { from: i * size * 2, to: (i * stride % count) * size * 2, size }).collect()
+    (0..count).map(|i| Segment { from: i * size, to: (i * stride % count) * size * 2, size }).collect()
 }
 
 fn gcd(a: usize, b: usize) -> usize {
