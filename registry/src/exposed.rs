@@ -115,12 +115,7 @@ impl Exposed {
         let at = self.check(operation, offset, size)?;
         // SAFETY: inside the range, as checked above.
         let base = unsafe { self.base.add(at) };
-        Ok(Self {
-            base,
-            size: size as usize,
-            start: self.start + at,
-            ..self.clone()
-        })
+        Ok(Self { base, size: size as usize, start: self.start + at, ..self.clone() })
     }
 
     /// Its size in bytes.
