@@ -165,7 +165,8 @@ impl Lane {
             (Work::Accumulate { dtype, bytes, .. }, _) => (whole(bytes.size() as u64), dtype.size()),
             (Work::Signal | Work::Flush | Work::Resume, _) => (Vec::new(), 1),
         };
-        let late = adversary.late_last_byte && matches!(work, Work::Put(_));
+        // Not always: else whoever polls the last byte would get away with it.
+        let late = adversary.late_last_byte && matches!(work, Work::Put(_)) && random.chance(0.5);
         let parts = cut(&pairs, unit, adversary.slices, late, random);
         let number = self.next;
         self.next += 1;

@@ -49,7 +49,7 @@ use crate::secret::Secret;
 pub struct Adversary {
     /// Whether what is not ordered comes in any order; else first in, first out.
     pub reorder: bool,
-    /// Whether the last byte of each put comes later than the rest.
+    /// Whether the last byte of every other put comes later than the rest.
     pub late_last_byte: bool,
     /// Most slices of one operation, each of which travels alone.
     pub slices: usize,
@@ -185,7 +185,7 @@ impl Fabric {
     /// # Errors
     /// [`Error::Deadlock`](crate::Error::Deadlock) when tasks wait and nothing is under way;
     /// [`Error::Limit`](crate::Error::Limit) after [`Adversary::most_steps`]. The tasks are dropped then.
-    pub fn run<T>(&self, tasks: Vec<Pin<Box<dyn Future<Output = T> + '_>>>) -> Result<Vec<T>> {
+    pub fn run<'a, T>(&self, tasks: Vec<Pin<Box<dyn Future<Output = T> + 'a>>>) -> Result<Vec<T>> {
         run::run(self, tasks)
     }
 
