@@ -154,7 +154,7 @@ pub trait Endpoint: Debug + Send + Sync {
         let _ = key;
     }
 
-    /// Whether another operation is taken. If not, `waker` is woken once when that may have changed.
+    /// Whether the next operation is taken. If not, `waker` is woken once when that may have changed.
     ///
     /// Transports that say [`Posted::Full`] under a virtual clock have to answer: nobody can wait there by trying again.
     fn room(&self, waker: &Waker) -> bool {

@@ -952,13 +952,20 @@ impl PeerRegion {
     ) -> Result<Request> {
         // One part of the flight is ours, until every piece is posted.
         let flight = Flight::new(operation, 1, &self.shared.late);
+        let mut begun = false;
         let posted = list.pieces(BOUNCE as u64, MOST_PARTS, |parts, at, size| {
             let piece = slice.slice(at as usize..(at + size) as usize)?;
             flight.add_part();
             self.post_flight(endpoint, &flight, || make(parts, piece.clone())).inspect_err(|e| {
                 flight.complete(Err(e.clone()));
-            })
+            })?;
+            begun = true;
+            Ok(())
         });
+        // Nothing was begun: the call says so, and no request does.
+        if !begun && let Err(error) = posted {
+            return Err(error);
+        }
         flight.complete(posted.map(|()| 0));
         Ok(Request::new(flight, self.shared.peer.0.context.progress.clone()))
     }

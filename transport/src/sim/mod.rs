@@ -102,7 +102,7 @@ impl Adversary {
 /// # Examples
 /// ```
 /// use transom_transport::sim::{Adversary, Fabric};
-/// use transom_transport::{Access, Request};
+/// use transom_transport::Access;
 ///
 /// let fabric = Fabric::new(7, Adversary::wild());
 /// let (owner, other) = (fabric.open()?, fabric.open()?);

@@ -8,7 +8,7 @@ use transom_registry::element::{Dtype, Reduce};
 use transom_registry::{Access, Cause, Error, MemoryRegion, Outcome, RemoteRegion, Result};
 
 use super::{Adversary, Fabric};
-use crate::{Context, Peer, PeerRegion, Producers};
+use crate::{Context, List, Peer, PeerRegion, Producers};
 
 type Program<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
@@ -82,9 +82,6 @@ async fn everything(ranks: &[Rank], me: usize) -> Result<Vec<u64>> {
             let bytes = [fill(me); BLOCK];
             post(part, || part.put(block(me, 0), &bytes)).await?;
             let owned = post(part, || part.put_from(block(me, 1), source.slice(0..BLOCK)?)).await?;
-            post(part, || part.accumulate_from(SUMS, source.slice(0..0)?, Dtype::U64, Reduce::Sum))
-                .await?
-                .await?;
             if (to + round as usize).is_multiple_of(2) {
                 post(part, || part.put_signal(block(me, 2), &bytes, me as u32, 1)).await?;
             } else {
@@ -122,6 +119,12 @@ async fn everything(ranks: &[Rank], me: usize) -> Result<Vec<u64>> {
         assert_eq!(seen(&ranks[to].region, at, BLOCK + 1), bytes[..BLOCK + 1]);
         post(part, || part.get_into(at + 1, target.all())).await?.await?;
         assert_eq!(seen(&target, 0, BLOCK), bytes[..BLOCK]);
+        // Lists too, over what the put has left.
+        let list = List::new([(at, 3), (at + 100, 9), (at + 50, 4)])?;
+        post(part, || part.put_list(&list, &[77; 16])).await?;
+        part.fence()?;
+        post(part, || part.get_list_into(&list, target.slice(8..24)?)).await?.await?;
+        assert_eq!(seen(&target, 7, 18), [&[round as u8][..], &[77; 16], &[round as u8]].concat());
         // A fence orders what would not be.
         post(part, || part.put(at, &bytes[..9])).await?;
         part.fence()?;
@@ -129,6 +132,10 @@ async fn everything(ranks: &[Rank], me: usize) -> Result<Vec<u64>> {
         part.flush_async().await?;
         assert_eq!(seen(&ranks[to].region, at, 9), [99; 9]);
     }
+    let ones = context.allocate(24, 0)?;
+    ones.write(0, &[1_u64.to_ne_bytes(); 3].concat())?;
+    let zero = &parts[0];
+    post(zero, || zero.accumulate_from(SUMS, ones.all(), Dtype::U64, Reduce::Sum)).await?.await?;
     for part in &parts {
         part.flush_async().await?;
     }
@@ -152,7 +159,7 @@ fn run_everything(seed: u64, adversary: Adversary) -> u64 {
     }
     assert!(counts.iter().copied().eq(0..total as u64), "seed {seed}: {counts:?}");
     let n = count as u64;
-    let sums = [n * ROUNDS, n * (1..=ROUNDS).sum::<u64>(), n * 3 * ROUNDS];
+    let sums = [n * ROUNDS, n * (1..=ROUNDS).sum::<u64>(), n * 3 * ROUNDS].map(|sum| sum + n);
     for (index, sum) in sums.into_iter().enumerate() {
         assert_eq!(ranks[0].region.load(SUMS as usize + 8 * index).unwrap(), sum, "seed {seed}");
     }
@@ -511,4 +518,20 @@ fn after_a_refused_silent_operation_everything_is_refused_until_it_was_told() {
     assert_eq!(outcomes, expected);
     assert_eq!(seen(&ranks[1].region, 0, 16), [[0; 8], [3; 8]].concat());
     assert_eq!(ranks[1].region.signal(0).unwrap(), 5);
+}
+
+#[test]
+fn nothing_is_left_of_a_fabric_whose_ranks_are_gone() {
+    let fabric = Fabric::new(9, Adversary::wild());
+    let ranks = ranks(&fabric, 3, 4096, 6);
+    let program = async {
+        let (_peer, part) = open(&ranks[0].context, &ranks[1].remote).await?;
+        let request = post(&part, || part.put_from(0, ranks[0].region.all())).await?;
+        fabric.kill(ranks[1].context.incarnation());
+        drop(request);
+        Ok::<_, Error>(())
+    };
+    alone(&fabric, program).unwrap();
+    drop(ranks);
+    assert_eq!(Arc::strong_count(&fabric.0), 1);
 }

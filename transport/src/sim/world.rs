@@ -280,14 +280,7 @@ impl World {
         if matches!(op.action, Action::Flush | Action::Resume) {
             return true;
         }
-        let promised = std::mem::take(&mut self.links[link].promised);
-        let full = self.links[link].full || (!promised && self.random.chance(self.adversary.full_queue));
-        if full {
-            if !self.links[link].full {
-                self.links[link].full = true;
-                let after = self.latency();
-                self.schedule(after, Event::Room { link });
-            }
+        if !self.has_room(link) {
             return false;
         }
         // A call of many pieces is taken as a whole: a blocking one could not wait in its middle.
@@ -302,14 +295,28 @@ impl World {
         true
     }
 
-    pub(super) fn room(&mut self, link: usize, waker: &Waker) -> bool {
-        let gone = self.ranks[self.links[link].from].state.failure().is_some();
-        let link = &mut self.links[link];
-        if !link.full || gone || link.failure.is_some() {
+    /// Whether the queue has room for the next operation, which keeps it; full by chance.
+    fn has_room(&mut self, link: usize) -> bool {
+        if self.links[link].promised {
             return true;
         }
-        if !link.waiting.iter().any(|known| known.will_wake(waker)) {
-            link.waiting.push(waker.clone());
+        if !self.links[link].full && self.random.chance(self.adversary.full_queue) {
+            self.links[link].full = true;
+            let after = self.latency();
+            self.schedule(after, Event::Room { link });
+        }
+        self.links[link].promised = !self.links[link].full;
+        self.links[link].promised
+    }
+
+    pub(super) fn room(&mut self, link: usize, waker: &Waker) -> bool {
+        let gone = self.ranks[self.links[link].from].state.failure().is_some();
+        if gone || self.links[link].failure.is_some() || self.has_room(link) {
+            return true;
+        }
+        let waiting = &mut self.links[link].waiting;
+        if !waiting.iter().any(|known| known.will_wake(waker)) {
+            waiting.push(waker.clone());
         }
         false
     }
