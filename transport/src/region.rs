@@ -152,6 +152,15 @@ impl PeerRegion {
         &self.shared.remote
     }
 
+    /// Its bytes, where they are mapped into this process.
+    #[must_use]
+    pub fn mapped(&self) -> Option<Exposed> {
+        match &*self.shared.way.read() {
+            Way::Mapped(exposed, ..) => Some(exposed.clone()),
+            _ => None,
+        }
+    }
+
     /// Its peer.
     #[must_use]
     pub fn peer(&self) -> &Peer {
