@@ -15,6 +15,8 @@
 //! | `run.rs`, `time.rs` | tasks and the clock |
 //! | `transport.rs` | the traits of [`backend`](crate::backend) |
 
+#![forbid(unsafe_code)]
+
 mod lane;
 mod random;
 mod run;

@@ -259,7 +259,7 @@ impl World {
             let error = Error::failed(name, Outcome::NotApplied, failure.clone());
             return Posted::Done(token, Err(error));
         }
-        if !self.lanes.get(&op.key).is_some_and(|lane| lane.link == link) {
+        if self.lanes.get(&op.key).is_none_or(|lane| lane.link != link) {
             return Posted::Done(token, Err(Error::Closed { operation: name, what: "region" }));
         }
         if !self.take(link, &op) {
