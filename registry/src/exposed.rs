@@ -415,6 +415,22 @@ impl Exposed {
         }
     }
 
+    /// As [`Exposed::accumulate`], from bytes that nobody else writes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn accumulate_bytes(
+        &self,
+        dtype: Dtype,
+        reduce: Reduce,
+        offset: u64,
+        from: &[u8],
+        by: Locker,
+    ) -> Result<()> {
+        // SAFETY: a reference is valid, and nobody holds one into exposed memory (promised to `new`): no overlap.
+        unsafe { self.accumulate(dtype, reduce, offset, from.as_ptr(), from.len(), by) }
+    }
+
     #[inline]
     fn lock(&self, lock: &AtomicU64, by: Locker) -> Result<bool> {
         let me = lock_owner(by.incarnation);

@@ -28,6 +28,7 @@ mod request;
 pub mod route;
 pub mod secret;
 mod signal;
+pub mod sim;
 mod spec;
 pub mod token;
 
