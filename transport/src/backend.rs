@@ -2,7 +2,7 @@
 //!
 //! Who must uphold what:
 //!
-//! - [`Peer`](crate::Peer) and [`Part`](crate::Part), above, check bounds, rights, alignment and liveness once, and give
+//! - [`Peer`](crate::Peer) and [`PeerRegion`](crate::PeerRegion), above, check bounds, rights, alignment and liveness once, and give
 //!   each operation exactly one outcome. A backend may trust that, for its *initiator's* side.
 //! - A backend's *target* side trusts nothing that comes over a wire: it looks operations up in the
 //!   [`Registry`] by the grant that it gave at [`Endpoint::attach`], and checks each.

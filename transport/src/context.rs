@@ -25,6 +25,8 @@ use crate::spec;
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Smallest and largest memory that gets into borrowed buffers go through.
 const BOUNCE_SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
+/// How many lost processes are remembered.
+const MOST_FAILURES: usize = 1 << 20;
 /// How many of each size are kept.
 const BOUNCES_KEPT: usize = 8;
 
@@ -60,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) progress: Arc<Progress>,
     timeout: Duration,
     peers: Mutex<HashMap<Incarnation, Weak<peer::Inner>>>,
+    /// Who was lost, and why, also when no peer was open to it.
+    failures: Mutex<HashMap<Incarnation, Arc<Failure>>>,
     bounces: Mutex<[Vec<MemoryRegion>; BOUNCE_SIZES.len()]>,
     secret: Secret,
     unusable: Vec<(String, Error)>,
@@ -242,6 +246,7 @@ impl ContextBuilder {
             progress,
             timeout: self.timeout,
             peers: Mutex::default(),
+            failures: Mutex::default(),
             bounces: Mutex::default(),
             secret,
             unusable,
@@ -404,6 +409,12 @@ impl Context {
         Err(Error::Unreachable { peer: format!("incarnation {incarnation}"), tried: tried.join("; ") })
     }
 
+    /// Why the process with this identity was lost; `None` while it lives, or when this one was never connected to it.
+    #[must_use]
+    pub fn failure_of(&self, incarnation: Incarnation) -> Option<Arc<Failure>> {
+        self.0.failures.lock().get(&incarnation).cloned()
+    }
+
     /// Says goodbye to all peers and stops: later calls to its peers fail.
     pub fn close(&self) {
         self.0.close();
@@ -457,6 +468,11 @@ impl Inner {
     }
 
     fn lost(&self, incarnation: Incarnation, failure: &Arc<Failure>) {
+        let mut failures = self.failures.lock();
+        if failures.len() < MOST_FAILURES {
+            failures.entry(incarnation).or_insert_with(|| failure.clone());
+        }
+        drop(failures);
         if let Some(peer) = self.peer(incarnation) {
             peer.fail(failure);
         }

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use snow::{HandshakeState, TransportState};
+use snow::{HandshakeState, StatelessTransportState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use transom_registry::{Error, Incarnation, Result};
 
@@ -113,7 +113,11 @@ fn noise(_: snow::Error) -> Error {
     auth("the secret is not the job's")
 }
 
-fn frame(secret: &Secret, body: &[u8]) -> Result<Vec<u8>> {
+/// A message with its prefix.
+///
+/// # Errors
+/// [`Error::Malformed`] when it is larger than [`MOST`].
+pub fn frame(secret: &Secret, body: &[u8]) -> Result<Vec<u8>> {
     let size = u16::try_from(body.len()).ok().filter(|s| usize::from(*s) <= MOST);
     let size = size.ok_or_else(|| malformed(format!("{} bytes are more than {MOST}", body.len())))?;
     let mut out = Vec::with_capacity(PREFIX + body.len());
@@ -162,7 +166,9 @@ fn prologue(purpose: Purpose) -> [u8; 9] {
 
 /// Two sides that have proven the secret.
 pub struct Session {
-    noise: TransportState,
+    noise: StatelessTransportState,
+    sealed: u64,
+    opened: u64,
     /// A key for what we send, known to both sides and nobody else.
     pub send_key: [u8; 32],
     /// A key for what we receive.
@@ -179,16 +185,20 @@ impl Session {
     /// Bytes that sealing adds.
     pub const TAG: usize = 16;
 
-    /// Encrypts one message of at most 65,519 bytes; each is under a nonce of its own, so that order and number are
+    fn new(noise: HandshakeState, send_key: [u8; 32], receive_key: [u8; 32]) -> Result<Self> {
+        let noise = noise.into_stateless_transport_mode().map_err(self::noise)?;
+        Ok(Self { noise, sealed: 0, opened: 0, send_key, receive_key })
+    }
+
+    /// Encrypts the next message, of at most 65,519 bytes: each has a number of its own, so that order and count are
     /// proven too.
     ///
     /// # Errors
     /// [`Error::Malformed`] when it is too large.
     pub fn seal(&mut self, plain: &[u8]) -> Result<Vec<u8>> {
-        let mut out = vec![0; plain.len() + Self::TAG];
-        let size =
-            self.noise.write_message(plain, &mut out).map_err(|_| malformed("a message is too large"))?;
-        out.truncate(size);
+        let mut out = Vec::new();
+        self.seal_as(self.sealed, plain, &mut out)?;
+        self.sealed += 1;
         Ok(out)
     }
 
@@ -197,13 +207,34 @@ impl Session {
     /// # Errors
     /// [`Error::Auth`] when it is not the next one, or was changed.
     pub fn open(&mut self, sealed: &[u8]) -> Result<Vec<u8>> {
-        let mut out = vec![0; sealed.len()];
-        let size = self
-            .noise
-            .read_message(sealed, &mut out)
-            .map_err(|_| auth("a message was changed on its way"))?;
-        out.truncate(size);
+        let mut out = Vec::new();
+        self.open_as(self.opened, sealed, &mut out)?;
+        self.opened += 1;
         Ok(out)
+    }
+
+    /// Adds a message, encrypted under this number, to `out`. For callers that count themselves: no number may be used
+    /// twice. The initiator's number 0 is used by the handshake.
+    ///
+    /// # Errors
+    /// As for [`Session::seal`].
+    pub fn seal_as(&self, number: u64, plain: &[u8], out: &mut Vec<u8>) -> Result<()> {
+        let start = out.len();
+        out.resize(start + plain.len() + Self::TAG, 0);
+        let written = self.noise.write_message(number, plain, &mut out[start..]);
+        written.map(drop).map_err(|_| malformed(format!("a message of {} bytes is too large", plain.len())))
+    }
+
+    /// Adds the message that was encrypted under this number to `out`.
+    ///
+    /// # Errors
+    /// As for [`Session::open`].
+    pub fn open_as(&self, number: u64, sealed: &[u8], out: &mut Vec<u8>) -> Result<()> {
+        let start = out.len();
+        out.resize(start + sealed.len(), 0);
+        let read = self.noise.read_message(number, sealed, &mut out[start..]);
+        out.truncate(start + read.map_err(|_| auth("a message was changed on its way"))?);
+        Ok(())
     }
 }
 
@@ -236,8 +267,7 @@ impl Initiator {
         let size = self.noise.read_message(second, &mut out).map_err(noise)?;
         let (theirs, receive_key) = Hello::decode(&out[..size])?;
         let send_key = *Secret::random()?.as_bytes();
-        let noise = self.noise.into_transport_mode().map_err(noise)?;
-        let mut session = Session { noise, send_key, receive_key };
+        let mut session = Session::new(self.noise, send_key, receive_key)?;
         let third = session.seal(&hello.encode(&send_key))?;
         let third = frame(&self.secret, &third)?;
         Ok((session, theirs, third))
@@ -247,7 +277,6 @@ impl Initiator {
 /// The side that was connected to.
 #[derive(Debug)]
 pub struct Responder {
-    secret: Secret,
     noise: HandshakeState,
     send_key: [u8; 32],
 }
@@ -265,7 +294,7 @@ impl Responder {
         let send_key = *Secret::random()?.as_bytes();
         let size = noise.write_message(&hello.encode(&send_key), &mut out).map_err(self::noise)?;
         let second = frame(secret, &out[..size])?;
-        Ok((Self { secret: secret.clone(), noise, send_key }, second))
+        Ok((Self { noise, send_key }, second))
     }
 
     /// Takes the body of the third message: only now the initiator has proven the secret.
@@ -273,18 +302,11 @@ impl Responder {
     /// # Errors
     /// [`Error::Auth`], [`Error::Malformed`].
     pub fn finish(self, third: &[u8]) -> Result<(Session, Hello)> {
-        let noise = self.noise.into_transport_mode().map_err(noise)?;
-        let mut session = Session { noise, send_key: self.send_key, receive_key: [0; 32] };
+        let mut session = Session::new(self.noise, self.send_key, [0; 32])?;
         let hello = session.open(third)?;
         let (theirs, receive_key) = Hello::decode(&hello)?;
         session.receive_key = receive_key;
         Ok((session, theirs))
-    }
-
-    /// The secret that it asks for.
-    #[must_use]
-    pub fn secret(&self) -> &Secret {
-        &self.secret
     }
 }
 
@@ -292,14 +314,21 @@ impl Responder {
 ///
 /// # Errors
 /// None in practice.
-pub fn refusal(secret: &Secret) -> Result<Vec<u8>> {
+fn refusal(secret: &Secret) -> Result<Vec<u8>> {
     let mut out = frame(secret, &[0])?;
     out[12..14].copy_from_slice(&[0, 0]);
     out.truncate(PREFIX);
     Ok(out)
 }
 
-async fn receive<S: AsyncRead + Unpin>(stream: &mut S, secret: &Secret) -> Result<Vec<u8>> {
+/// Reads the body of one message from an async stream.
+///
+/// # Errors
+/// As for [`body_size`]; [`Error::Auth`] when the other side hangs up; [`Error::Io`].
+///
+/// # Cancel safety
+/// None: drop the stream too.
+pub async fn receive<S: AsyncRead + Unpin>(stream: &mut S, secret: &Secret) -> Result<Vec<u8>> {
     let mut prefix = [0; PREFIX];
     stream.read_exact(&mut prefix).await.map_err(|e| hung_up(&e))?;
     let mut body = vec![0; body_size(secret, &prefix)?];
@@ -342,6 +371,24 @@ where
     Ok((session, theirs))
 }
 
+/// Reads the body of the first message, and tells the other side when it belongs to another job.
+///
+/// # Errors
+/// As for [`receive`].
+///
+/// # Cancel safety
+/// None: drop the stream too.
+pub async fn receive_first<S>(stream: &mut S, secret: &Secret) -> Result<Vec<u8>>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let first = receive(stream, secret).await;
+    if let Err(Error::Auth { .. }) = &first {
+        let _ = stream.write_all(&refusal(secret)?).await;
+    }
+    first
+}
+
 /// The whole handshake of the side that was connected to. The caller sets the deadline.
 ///
 /// # Errors
@@ -358,13 +405,7 @@ pub async fn respond<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let first = match receive(stream, secret).await {
-        Err(error @ Error::Auth { .. }) => {
-            let _ = stream.write_all(&refusal(secret)?).await;
-            return Err(error);
-        }
-        other => other?,
-    };
+    let first = receive_first(stream, secret).await?;
     let (responder, second) = Responder::new(secret, purpose, &first, hello)?;
     stream.write_all(&second).await.map_err(|e| hung_up(&e))?;
     let third = receive(stream, secret).await?;

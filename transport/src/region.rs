@@ -151,6 +151,15 @@ impl PeerRegion {
         &self.shared.remote
     }
 
+    /// Its bytes, where they are mapped into this process.
+    #[must_use]
+    pub fn mapped(&self) -> Option<Exposed> {
+        match &*self.shared.way.read() {
+            Way::Mapped(exposed, ..) => Some(exposed.clone()),
+            _ => None,
+        }
+    }
+
     /// Its peer.
     #[must_use]
     pub fn peer(&self) -> &Peer {
@@ -296,8 +305,10 @@ impl PeerRegion {
         }
     }
 
+    /// Wakes who sleeps at the other side, after a signal was added by the route.
     #[cold]
-    fn ring(&self) {
+    #[doc(hidden)]
+    pub fn ring(&self) {
         if let Way::Mapped(exposed, ..) = &*self.shared.way.read() {
             exposed.bell().ring();
         }

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use rustix::io::Errno;
+use parking_lot::{Mutex, RwLock};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
@@ -49,6 +48,8 @@ pub(super) struct Link {
     queued: Arc<AtomicUsize>,
     closing: Arc<Notify>,
     failure: OnceLock<Arc<Failure>>,
+    /// Held by whoever is inside of a copy: the owner keeps the memory until nobody is.
+    inside: RwLock<()>,
     waiting: Mutex<Waiting>,
     regions: Mutex<HashMap<u64, Arc<Copied>>>,
 }
@@ -71,7 +72,11 @@ struct Waits {
 }
 
 /// A region that is reached by the kernel's copies.
+///
+/// Its key is given back when the last operation on it has ended.
 struct Copied {
+    link: Weak<Link>,
+    key: u64,
     reach: Reach,
     access: Access,
     generation: u32,
@@ -146,7 +151,7 @@ impl Drop for Answer {
         if !self.taken
             && let Some(link) = self.link.upgrade()
         {
-            link.detach(self.key);
+            link.give_back(self.key);
         }
     }
 }
@@ -174,6 +179,7 @@ impl Link {
             queued: Arc::default(),
             closing: Arc::default(),
             failure: OnceLock::new(),
+            inside: RwLock::default(),
             waiting: Mutex::default(),
             regions: Mutex::default(),
         });
@@ -189,6 +195,12 @@ impl Link {
             link.closing.clone(),
         ));
         Ok(link)
+    }
+
+    fn give_back(&self, key: u64) {
+        if !crate::fork::is_child() {
+            self.send(Out::Message(Message::Detach { key }));
+        }
     }
 
     fn send(&self, out: Out) {
@@ -218,7 +230,7 @@ impl Link {
         }
     }
 
-    /// Stops sending; the task says goodbye and ends.
+    /// Stops sending; the task says goodbye and ends. The connection has failed before, so that no copy begins.
     fn hang_up(&self) {
         let out = self.out.lock().take();
         if crate::fork::is_child() {
@@ -321,6 +333,8 @@ impl Link {
                 let [header] = frame::exactly(fds)?;
                 let place = Place { address, size: region.size, nonce_address, nonce };
                 let copied = Copied {
+                    link: self.me.clone(),
+                    key: answer.key,
                     reach: Reach::prove(self.peer, self.pid, place)?,
                     access: region.access,
                     generation: region.generation,
@@ -412,6 +426,14 @@ impl Link {
     }
 }
 
+impl Drop for Copied {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            link.give_back(self.key);
+        }
+    }
+}
+
 impl Copied {
     /// Whether the region lives still.
     fn check(&self, operation: &'static str) -> Result<()> {
@@ -451,10 +473,9 @@ impl Endpoint for Link {
     }
 
     fn detach(&self, key: u64) {
-        let region = self.regions.lock().remove(&key);
-        drop(region);
-        if !crate::fork::is_child() {
-            self.send(Out::Message(Message::Detach { key }));
+        let copied = self.regions.lock().remove(&key);
+        if copied.is_none() {
+            self.give_back(key);
         }
     }
 
@@ -465,6 +486,7 @@ impl Endpoint for Link {
             let why = format!("key {} is of no region that is copied to", op.key);
             return Posted::Done(token, Err(Error::invalid(operation, why)));
         };
+        let _inside = self.inside.read();
         if let Err(error) = self.check_alive(operation) {
             return Posted::Done(token, Err(error));
         }
@@ -555,6 +577,7 @@ impl Endpoint for Link {
             let failure =
                 Failure::new(Some(self.peer), Cause::ConnectionLost, "this side closed the connection");
             self.fail(failure, false);
+            drop(self.inside.write());
         }
         self.hang_up();
     }
@@ -617,6 +640,10 @@ async fn carry(
         }
     };
     link.fail(failure, true);
+    // The socket closes when nobody is inside of a copy, which is how the owner knows.
+    while link.inside.try_write().is_none() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     link.hang_up();
 }
 

@@ -48,6 +48,8 @@ struct Held {
 struct Given {
     grant: Grant,
     header: Header,
+    /// The peer has no mapping of its own that would keep the memory: it copies to our addresses.
+    by_address: bool,
     /// A silent operation failed: what follows is refused until the peer was told.
     refusing: bool,
 }
@@ -69,25 +71,27 @@ pub(super) async fn run(met: Met, hub: Arc<Hub>) {
     let stream = met.stream;
     let said = tokio::select! {
         said = serve(&served, &stream) => said,
-        () = served.stop.notified() => Ok(true),
+        () = served.stop.notified() => return,
     };
     // Whoever lives sees at once that nobody serves it any more.
     drop(stream);
     match said {
-        Ok(true) => {}
+        Ok(true) => served.let_go(),
         Ok(false) => {
             if let Some(seen) = verdict(&served.page).await {
                 served.seen(seen);
             }
+            // Whoever lives hangs up only when it has nothing in its hands.
+            served.let_go();
         }
         Err(error) => {
-            tracing::warn!(peer = %served.peer, %error, "shm: a peer is no longer served");
             if let Some(seen) = verdict(&served.page).await {
                 served.seen(seen);
+            } else {
+                tracing::warn!(peer = %served.peer, %error, "shm: a peer is no longer served");
             }
         }
     }
-    served.let_go();
 }
 
 /// `true`: the peer said goodbye.
@@ -124,6 +128,7 @@ impl Served {
         let header_fd = header.share().ok_or_else(|| unusable("its header is not its own"))?.fd;
         let header_fd = if map::marks(grant.access) { copy(header_fd)? } else { read_only(header_fd)? };
         let writable = writes(grant.access) && grant.exposed.is_writable();
+        let by_address = grant.memory().share().is_none();
         let (how, fds) = match grant.memory().share() {
             Some(shared) => {
                 let data = if writable { copy(shared.fd)? } else { read_only(shared.fd)? };
@@ -145,7 +150,7 @@ impl Served {
         }
         held.last_key += 1;
         let key = held.last_key;
-        held.grants.insert(key, Given { grant, header, refusing: false });
+        held.grants.insert(key, Given { grant, header, by_address, refusing: false });
         Ok((Message::Attached { id, key, region_size, signals, how }, fds))
     }
 
@@ -226,6 +231,18 @@ impl Served {
         self.over.store(true, Ordering::Release);
         let grants = std::mem::take(&mut self.held.lock().grants);
         drop(grants);
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // What a living peer may be writing to at this moment must not become somebody else's memory.
+        let kept: Vec<Given> =
+            self.held.get_mut().grants.drain().map(|(_, given)| given).filter(|g| g.by_address).collect();
+        if !kept.is_empty() {
+            tracing::debug!(peer = %self.peer, regions = kept.len(), "shm: memory is kept that a peer may write to");
+            std::mem::forget(kept);
+        }
     }
 }
 

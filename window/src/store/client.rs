@@ -8,12 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::auth::Secret;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout, timeout_at};
 use transom_registry::{Cause, Error, Failure, Outcome, Result};
+use transom_transport::Secret;
 
 use super::auth::{self, Unmet};
 use super::channel::{self, GATHER, Opener, Sealer};

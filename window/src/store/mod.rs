@@ -44,10 +44,10 @@ use std::time::Duration;
 use transom_registry::Outcome;
 pub use transom_registry::{Error, Result};
 
-pub use auth::Secret;
 pub use backend::{Answer, Backend, Call};
 pub use deadline::Deadline;
 pub use server::StoreServer;
+pub use transom_transport::Secret;
 #[doc(hidden)]
 pub use wire::fuzz_store_request;
 

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::auth::Secret;
 use parking_lot::Mutex;
 use transom_registry::{Error, Result};
+use transom_transport::Secret;
 
 use super::Store;
 use super::table::Table;

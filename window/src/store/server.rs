@@ -5,7 +5,6 @@ use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::auth::Secret;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -13,6 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use transom_registry::{Cause, Error, Failure, Result};
+use transom_transport::Secret;
 
 use super::Call;
 use super::auth::{self, Unmet};
@@ -42,7 +42,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub struct StoreServer {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    stopped: std_mpsc::Receiver<()>,
+    stopped: parking_lot::Mutex<std_mpsc::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
     process: u32,
 }
@@ -80,7 +80,13 @@ impl StoreServer {
                 let _ = say_stopped.send(());
             })
             .map_err(|e| Error::io("start the store server's thread", e))?;
-        Ok(Self { address, stop: Some(stop), stopped, thread: Some(thread), process: std::process::id() })
+        Ok(Self {
+            address,
+            stop: Some(stop),
+            stopped: stopped.into(),
+            thread: Some(thread),
+            process: std::process::id(),
+        })
     }
 
     /// Where it listens, with the port that it was given.
@@ -98,7 +104,7 @@ impl Drop for StoreServer {
             return;
         }
         self.stop = None;
-        match self.stopped.recv_timeout(STOP) {
+        match self.stopped.lock().recv_timeout(STOP) {
             Err(std_mpsc::RecvTimeoutError::Timeout) => {
                 tracing::warn!(address = %self.address, "the store server's thread does not end, it is left behind");
             }
@@ -183,7 +189,7 @@ async fn meet(server: Arc<Server>, mut stream: TcpStream, ticket: u64) {
             return;
         }
     };
-    if auth::welcome(&mut stream, &cipher).await.is_err() {
+    if auth::welcome(&mut stream, &server.secret, &cipher).await.is_err() {
         return;
     }
     let (opener, sealer) = channel::split(stream, cipher);

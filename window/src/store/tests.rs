@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use transom_registry::{Cause, Error, Incarnation, Outcome};
 
-use super::auth::Secret;
 use super::*;
+use transom_transport::Secret;
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(50);
@@ -383,7 +383,7 @@ fn a_server_that_says_nothing_does_not_hold_a_call_beyond_its_deadline() {
     let _stopped = runtime.block_on(async {
         let (mut stream, _) = listener.accept().await.unwrap();
         let cipher = auth::respond(&mut stream, &secret(1), || {}).await.unwrap();
-        auth::welcome(&mut stream, &cipher).await.unwrap();
+        auth::welcome(&mut stream, &secret(1), &cipher).await.unwrap();
         (stream, cipher)
     });
     let store = connecting.join().unwrap();
