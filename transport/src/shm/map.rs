@@ -131,3 +131,22 @@ pub(super) fn accumulate(
     // SAFETY: a reference is valid, and nobody holds one into exposed memory: no overlap.
     unsafe { exposed.accumulate(dtype, reduce, offset, operands.as_ptr(), operands.len(), by) }
 }
+
+/// The lock word of a stripe, where its owner keeps it: for tests of holders that die.
+#[cfg(test)]
+pub(super) fn lock_word(header: &Header, stripe: usize) -> &std::sync::atomic::AtomicU64 {
+    const FIRST: usize = 128;
+    assert!(FIRST + stripe * 8 < header.layout().size());
+    let first = std::ptr::from_ref(header.state()).cast::<u8>().cast_mut();
+    // SAFETY: inside of the header, whose locks begin on its second line, and touched through atomics only.
+    unsafe { std::sync::atomic::AtomicU64::from_ptr(first.add(FIRST + stripe * 8).cast()) }
+}
+
+/// Foreign memory of a test, aligned for atomics, leaked; the guard goes with it.
+#[cfg(test)]
+pub(super) fn foreign(size: usize, guard: impl Any + Send + Sync) -> transom_registry::Foreign {
+    let words = Box::leak(vec![0_u64; size.div_ceil(8)].into_boxed_slice());
+    let at = NonNull::from(words).cast();
+    // SAFETY: leaked, so valid for ever, and nobody has a reference to it from here on.
+    unsafe { transom_registry::Foreign::new(at, size, guard) }.unwrap()
+}
