@@ -39,6 +39,7 @@ pub fn register_transport(name: &str, open: Open) -> Result<()> {
 fn builtin(name: &str) -> Option<Open> {
     match name {
         "local" => Some(Arc::new(|_, host| Ok(crate::local::Local::open(host)))),
+        "shm" => Some(Arc::new(|arguments, host| Ok(crate::shm::Shm::open(arguments, host)?))),
         _ => None,
     }
 }
