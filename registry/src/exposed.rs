@@ -347,8 +347,10 @@ impl Exposed {
         self.check_host(NAME, true)?;
         self.check(NAME, offset, size as u64)?;
         let width = dtype.size();
-        if !offset.is_multiple_of(width as u64) {
-            return Err(Error::Misaligned { operation: NAME, offset, align: width as u64 });
+        // Where the range begins counts too: stripes are cut by offsets in the region, and none may cut an element.
+        let in_region = self.start as u64 + offset;
+        if !offset.is_multiple_of(width as u64) || !in_region.is_multiple_of(width as u64) {
+            return Err(Error::Misaligned { operation: NAME, offset: in_region, align: width as u64 });
         }
         if !size.is_multiple_of(width) {
             return Err(Error::invalid(

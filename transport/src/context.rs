@@ -13,7 +13,7 @@ use transom_registry::{
 };
 
 use crate::backend::{Host, Transport};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timers};
 use crate::local::Local;
 use crate::peer::{self, Peer};
 use crate::progress::{Driver, Page, Progress, Wait};
@@ -187,7 +187,7 @@ impl ContextBuilder {
         let tasks = runtime.as_ref().map(|r| r.handle().clone());
         let clock = match (self.clock, &tasks) {
             (Some(clock), _) => clock,
-            (None, Some(tasks)) => Clock::Machine(tasks.clone()),
+            (None, Some(tasks)) => Clock::Machine(Timers::new(tasks.clone())),
             (None, None) => return Err(Error::invalid("open a context", "it has no clock")),
         };
         let progress = Progress::new(page.clone(), self.local_ranks, self.timeout, clock)?;
@@ -405,6 +405,7 @@ impl Context {
     pub async fn connect_to(&self, incarnation: Incarnation, addresses: &[String]) -> Result<Peer> {
         const OPERATION: &str = "connect";
         crate::fork::check(OPERATION)?;
+        self.0.progress.check_open(OPERATION)?;
         if let Some(peer) = self.0.peer(incarnation)
             && peer.failure().is_none()
         {
@@ -436,7 +437,8 @@ impl Context {
         self.0.failures.lock().get(&incarnation).cloned()
     }
 
-    /// Says goodbye to all peers and stops: later calls to its peers fail.
+    /// Says goodbye to all peers and stops: later calls to its peers, and its waits, are [`Error::Closed`]. What is in
+    /// flight is not waited for: flush before.
     pub fn close(&self) {
         self.0.close();
     }
@@ -524,12 +526,18 @@ impl Inner {
         if crate::fork::is_child() {
             return;
         }
+        self.progress.close();
+        let peers: Vec<_> = self.peers.lock().values().filter_map(Weak::upgrade).collect();
+        for peer in peers {
+            Peer(peer).close();
+        }
         for transport in self.progress.transports() {
             transport.close();
         }
         if let Some(driver) = &self.driver {
             driver.stop();
         }
+        self.progress.scan();
     }
 }
 

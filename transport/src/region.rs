@@ -66,6 +66,15 @@ impl Shared {
     pub(crate) fn close_route(&self) {
         self.routes.close(self.index);
     }
+
+    /// Ends the use of the region and gives its key back.
+    pub(crate) fn close(&self) {
+        self.close_route();
+        let way = std::mem::replace(&mut *self.way.write(), Way::Closed);
+        if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
+            endpoint.detach(key);
+        }
+    }
 }
 
 impl Drop for Shared {
@@ -448,6 +457,7 @@ impl PeerRegion {
         const OPERATION: &str = "accumulate";
         let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.size(), dtype)?;
+        self.check_not_own(OPERATION, &from, &[(offset, from.size() as u64)])?;
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_apart(OPERATION, &exposed, offset, &from)?;
@@ -490,6 +500,7 @@ impl PeerRegion {
         let way = self.way(operation, Access::WRITE)?;
         self.check_range(operation, offset, from.size() as u64)?;
         self.check_signal(operation, signal)?;
+        self.check_not_own(operation, &from, &[(offset, from.size() as u64)])?;
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_apart(operation, &exposed, offset, &from)?;
@@ -523,6 +534,7 @@ impl PeerRegion {
         let way = self.way(OPERATION, Access::READ)?;
         self.check_range(OPERATION, offset, into.size() as u64)?;
         check_writable(OPERATION, &into)?;
+        self.check_not_own(OPERATION, &into, &[(offset, into.size() as u64)])?;
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_apart(OPERATION, &exposed, offset, &into)?;
@@ -590,19 +602,20 @@ impl PeerRegion {
         const OPERATION: &str = "put_list";
         let way = self.way(OPERATION, Access::WRITE)?;
         self.check_list(OPERATION, list, from.size())?;
+        self.check_not_own(OPERATION, &from, list.parts())?;
         match way {
             Way::Mapped(exposed, ..) => {
+                self.check_list_apart(OPERATION, &exposed, list, &from)?;
                 let (mut at, mut done) = (0, Ok(0));
                 for &(offset, size) in list.parts() {
-                    let part = from.slice(at..at + size as usize)?;
-                    self.check_apart(OPERATION, &exposed, offset, &part)?;
-                    // SAFETY: the slice is valid, and apart from the target, as checked above.
-                    done = unsafe { exposed.write_from(offset, part.as_ptr(), part.size(), from.size()) }
-                        .map(|()| 0);
+                    let part = from.as_ptr().wrapping_add(at);
+                    // SAFETY: the part is inside the slice, whose size is the list's (checked), and apart from the target.
+                    done =
+                        unsafe { exposed.write_from(offset, part, size as usize, from.size()) }.map(|()| 0);
                     if done.is_err() {
                         break;
                     }
-                    at += part.size();
+                    at += size as usize;
                 }
                 Ok(self.resolved(OPERATION, done))
             }
@@ -660,19 +673,19 @@ impl PeerRegion {
         let way = self.way(OPERATION, Access::READ)?;
         self.check_list(OPERATION, list, into.size())?;
         check_writable(OPERATION, &into)?;
+        self.check_not_own(OPERATION, &into, list.parts())?;
         match way {
             Way::Mapped(exposed, ..) => {
+                self.check_list_apart(OPERATION, &exposed, list, &into)?;
                 let (mut at, mut done) = (0, Ok(0));
                 for &(offset, size) in list.parts() {
-                    let part = into.slice(at..at + size as usize)?;
-                    self.check_apart(OPERATION, &exposed, offset, &part)?;
-                    // SAFETY: as in `get_into`.
-                    done = unsafe { exposed.read_into(offset, part.as_ptr(), part.size(), into.size()) }
-                        .map(|()| 0);
+                    let part = into.as_ptr().wrapping_add(at);
+                    // SAFETY: as in `put_list_from`.
+                    done = unsafe { exposed.read_into(offset, part, size as usize, into.size()) }.map(|()| 0);
                     if done.is_err() {
                         break;
                     }
-                    at += part.size();
+                    at += size as usize;
                 }
                 Ok(self.resolved(OPERATION, done))
             }
@@ -712,11 +725,7 @@ impl PeerRegion {
     pub fn close(&self) -> Result<()> {
         let flushed =
             if matches!(*self.shared.way.read(), Way::Closed) { return Ok(()) } else { self.flush() };
-        self.shared.close_route();
-        let way = std::mem::replace(&mut *self.shared.way.write(), Way::Closed);
-        if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
-            endpoint.detach(key);
-        }
+        self.shared.close();
         flushed
     }
 
@@ -810,7 +819,20 @@ impl PeerRegion {
         Ok(())
     }
 
-    /// Refuses an operation whose two sides overlap: seen where both are in this address space.
+    /// Refuses an operation on a region of our own whose two sides overlap in it, over any transport.
+    fn check_not_own(&self, operation: &'static str, slice: &Slice, parts: &[(u64, u64)]) -> Result<()> {
+        let remote = &self.shared.remote;
+        if !slice.region().is_named_by(remote) {
+            return Ok(());
+        }
+        for &(offset, size) in parts {
+            let theirs = (remote.offset as usize + offset as usize, size as usize);
+            check_apart(operation, (slice.offset(), slice.size()), theirs)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses an operation whose two sides overlap in other ways: seen where both are in this address space.
     fn check_apart(
         &self,
         operation: &'static str,
@@ -818,9 +840,25 @@ impl PeerRegion {
         offset: u64,
         slice: &Slice,
     ) -> Result<()> {
-        let (ours, theirs) = (slice.as_ptr().addr(), target.as_ptr().addr() + offset as usize);
-        if ours < theirs + slice.size() && theirs < ours + slice.size() {
-            return Err(Error::invalid(operation, "source and target overlap"));
+        let theirs = target.as_ptr().addr() + offset as usize;
+        check_apart(operation, (slice.as_ptr().addr(), slice.size()), (theirs, slice.size()))
+    }
+
+    /// As [`check_apart`](Self::check_apart), for each part of a list: before the first byte moves.
+    fn check_list_apart(
+        &self,
+        operation: &'static str,
+        target: &Exposed,
+        list: &List,
+        slice: &Slice,
+    ) -> Result<()> {
+        let (ours, theirs) = (slice.as_ptr().addr(), target.as_ptr().addr());
+        // Mostly the whole of one is apart from the whole of the other.
+        if check_apart(operation, (ours, slice.size()), (theirs, list.end() as usize)).is_ok() {
+            return Ok(());
+        }
+        for &(offset, size) in list.parts() {
+            check_apart(operation, (ours, slice.size()), (theirs + offset as usize, size as usize))?;
         }
         Ok(())
     }
@@ -1119,6 +1157,7 @@ impl PeerRegion {
 
     fn end_flush(&self, waited: Option<Result<u64>>) -> Result<()> {
         let Some(flushed) = waited else {
+            self.shared.peer.0.context.progress.check_open("flush")?;
             return Err(Error::Expired {
                 operation: "flush",
                 rank: None,
@@ -1151,6 +1190,14 @@ fn closed(operation: &'static str) -> Error {
 
 fn add_signal(exposed: &Exposed, signal: Option<(u32, u64)>) -> Result<()> {
     signal.map_or(Ok(()), |(id, add)| exposed.signal_add(id, add))
+}
+
+/// Refuses two ranges (address, size) that overlap.
+fn check_apart(operation: &'static str, a: (usize, usize), b: (usize, usize)) -> Result<()> {
+    if a.0 < b.0 + b.1 && b.0 < a.0 + a.1 {
+        return Err(Error::invalid(operation, "source and target overlap"));
+    }
+    Ok(())
 }
 
 fn check_writable(operation: &'static str, into: &Slice) -> Result<()> {
