@@ -114,12 +114,8 @@ impl Exposed {
     pub fn part(&self, operation: &'static str, offset: u64, size: u64) -> Result<Self> {
         let at = self.check(operation, offset, size)?;
         // SAFETY: inside the range, as checked above.
-        Ok(Self {
-            base: unsafe { self.base.add(at) },
-            size: size as usize,
-            start: self.start + at,
-            ..self.clone()
-        })
+        let base = unsafe { self.base.add(at) };
+        Ok(Self { base, size: size as usize, start: self.start + at, ..self.clone() })
     }
 
     /// Its size in bytes.
@@ -252,7 +248,7 @@ impl Exposed {
         let at = self.check(operation, offset, width as u64)?;
         // SAFETY: inside the range.
         let ptr = unsafe { self.base.as_ptr().add(at) };
-        if ptr.addr() % width != 0 || offset % width as u64 != 0 {
+        if ptr.addr() % width != 0 || !offset.is_multiple_of(width as u64) {
             return Err(Error::Misaligned { operation, offset, align: width as u64 });
         }
         Ok(ptr)

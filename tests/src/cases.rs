@@ -34,7 +34,7 @@ macro_rules! tests_of {
                     #[test]
                     fn $case() {
                         let name = concat!(module_path!(), "::", stringify!($case));
-                        $crate::$run(name, &$fabric, $crate::conformance::$topic::$case);
+                        $crate::$run(name, $fabric, $crate::conformance::$topic::$case);
                     }
                 )+
             }

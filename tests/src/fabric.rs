@@ -5,7 +5,7 @@ use std::future::Future;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use transom_transport::{Context, Open, register_transport};
+use transom_transport::{Context, Open, register_transport, sim};
 
 use crate::process;
 use crate::world::World;
@@ -17,7 +17,12 @@ pub fn most() -> Duration {
 }
 
 /// A transport under test.
-pub trait Fabric {
+pub trait Fabric: Sized {
+    /// The fabrics on which each case runs, one after the other: a simulation has one for each seed.
+    fn rounds(self) -> Vec<Self> {
+        vec![self]
+    }
+
     /// Its name, as `explain()` and its addresses tell it.
     fn transport(&self) -> &str;
 
@@ -74,18 +79,63 @@ impl Fabric for Real {
     }
 }
 
+/// The simulated fabric, with its adversary at its worst.
+#[derive(Debug)]
+pub struct Simulated {
+    fabric: sim::Fabric,
+    seed: u64,
+}
+
+/// Seeds of a short run; `TRANSOM_SEEDS` says how many of another.
+const SEEDS: u64 = 3;
+
+impl Simulated {
+    /// The fabric of this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self { fabric: sim::Fabric::new(seed, sim::Adversary::wild()), seed }
+    }
+}
+
+impl Fabric for Simulated {
+    fn rounds(self) -> Vec<Self> {
+        let seeds = match std::env::var("TRANSOM_SEEDS") {
+            Ok(seeds) => seeds.parse().expect("TRANSOM_SEEDS is a number"),
+            Err(_) => SEEDS,
+        };
+        (self.seed..self.seed + seeds).map(Self::new).collect()
+    }
+
+    fn transport(&self) -> &str {
+        "sim"
+    }
+
+    fn contexts(&self, count: usize) -> Vec<Context> {
+        (0..count).map(|_| self.fabric.open().unwrap()).collect()
+    }
+
+    fn run<F: Future>(&self, case: F) -> F::Output {
+        match self.fabric.run(vec![Box::pin(case)]) {
+            Ok(mut output) => output.remove(0),
+            Err(error) => panic!("seed {}: {error}", self.seed),
+        }
+    }
+}
+
 /// Runs one case that never blocks.
-pub fn case<A: Fabric, F: Future<Output = ()>>(_: &str, fabric: &A, case: impl FnOnce(World) -> F) {
-    let world = World::of(fabric);
-    fabric.run(case(world));
+pub fn case<A: Fabric, F: Future<Output = ()>>(_: &str, fabric: A, case: impl Fn(World) -> F) {
+    for fabric in fabric.rounds() {
+        let world = World::of(&fabric);
+        fabric.run(case(world));
+    }
 }
 
 /// Runs one case in a process of its own, because it measures the process.
-pub fn case_alone<A: Fabric, F: Future<Output = ()>>(test: &str, fabric: &A, run: impl FnOnce(World) -> F) {
+pub fn case_alone<A: Fabric, F: Future<Output = ()>>(test: &str, fabric: A, run: impl Fn(World) -> F) {
     process::alone(test, most(), || case(test, fabric, run));
 }
 
 /// Runs one case that blocks.
-pub fn blocking<A: Fabric>(_: &str, fabric: &A, case: impl FnOnce(World)) {
-    case(World::of(fabric));
+pub fn blocking<A: Fabric>(_: &str, fabric: A, case: impl FnOnce(World)) {
+    case(World::of(&fabric));
 }

@@ -90,6 +90,7 @@ pub struct ContextBuilder {
     local_ranks: usize,
     wait: Wait,
     clock: Option<Clock>,
+    only_given: bool,
 }
 
 /// Opens a transport for the host that it is given.
@@ -116,6 +117,14 @@ impl ContextBuilder {
     #[must_use]
     pub fn transport(mut self, open: Opener) -> Self {
         self.given.push(GivenTransport(open));
+        self
+    }
+
+    /// A transport that the program opens itself, and no other: not even `local`.
+    #[must_use]
+    pub fn only_transport(mut self, open: Opener) -> Self {
+        self.only_given = true;
+        self.given = vec![GivenTransport(open)];
         self
     }
 
@@ -162,7 +171,7 @@ impl ContextBuilder {
     pub fn build(self) -> Result<Context> {
         crate::fork::mark();
         crate::fork::check("open a context")?;
-        let specs = spec::parse(self.transports)?;
+        let specs = if self.only_given { Vec::new() } else { spec::parse(self.transports)? };
         let page = Arc::new(Page::new()?);
         let incarnation = Incarnation::random()?;
         let registry = Registry::new(incarnation, page.clone());
@@ -205,16 +214,27 @@ impl ContextBuilder {
             page: page.clone(),
             kick: Arc::new({
                 let page = page.clone();
-                move || transom_registry::exposed::Bell::ring(&*page)
+                let driven = progress.clock().is_virtual().then(|| Arc::downgrade(&progress));
+                move || match &driven {
+                    None => transom_registry::exposed::Bell::ring(&*page),
+                    Some(progress) => {
+                        if let Some(progress) = progress.upgrade() {
+                            progress.drive();
+                        }
+                    }
+                }
             }),
         };
         // The alive lock is held before anybody can connect.
         let driver = runtime.map(|runtime| Driver::start(runtime, &progress, &page)).transpose()?;
-        let local: Arc<dyn Transport> = Local::open(&host);
-        let mut addresses = local.addresses();
-        progress.add_transport(local)?;
+        let mut addresses = Vec::new();
+        if !self.only_given {
+            let local: Arc<dyn Transport> = Local::open(&host);
+            addresses.extend(local.addresses());
+            progress.add_transport(local)?;
+        }
         let mut unusable = Vec::new();
-        let mut opened = 1;
+        let mut opened = 0;
         for (name, spec) in specs {
             if name == "local" {
                 continue;
@@ -235,7 +255,7 @@ impl ContextBuilder {
             progress.add_transport(transport)?;
             opened += 1;
         }
-        if opened == 1
+        if opened == 0
             && let Some((_, error)) = unusable.first()
         {
             return Err(error.clone());
@@ -269,6 +289,7 @@ impl Context {
             local_ranks: 1,
             wait: Wait::Adaptive,
             clock: None,
+            only_given: false,
         }
     }
 

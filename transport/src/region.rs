@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -20,7 +21,7 @@ use crate::route::{Route, Routes};
 use crate::token::Token;
 
 /// Most parts of a list in one operation of a transport.
-const MOST_PARTS: usize = 4096;
+pub(crate) const MOST_PARTS: usize = 4096;
 /// Bytes that a get into borrowed memory has on their way at once, and in one piece.
 const BOUNCE: usize = 1 << 20;
 const BOUNCES: usize = 4;
@@ -160,6 +161,15 @@ impl PeerRegion {
         &self.shared.remote
     }
 
+    /// Its bytes, where they are mapped into this process.
+    #[must_use]
+    pub fn mapped(&self) -> Option<Exposed> {
+        match &*self.shared.way.read() {
+            Way::Mapped(exposed, ..) => Some(exposed.clone()),
+            _ => None,
+        }
+    }
+
     /// Its peer.
     #[must_use]
     pub fn peer(&self) -> &Peer {
@@ -257,8 +267,41 @@ impl PeerRegion {
         if self.route().is_some_and(Route::flush) {
             return Ok(());
         }
-        // Transports apply what they carry in order.
-        self.ready("fence", Access::NONE).map(drop)
+        if let Way::Posted(endpoint, key) = self.way("fence", Access::NONE)? {
+            endpoint.fence(key);
+        }
+        Ok(())
+    }
+
+    /// Waits until the way to the peer takes another operation: at once, unless its queue is full.
+    ///
+    /// For async code under a virtual clock, where a call that meets a full queue is [`Error::Blocking`] with nothing
+    /// applied: await this, and call again.
+    ///
+    /// # Errors
+    /// [`Error::Failed`], [`Error::Closed`], [`Error::Forked`]; [`Error::Expired`] when it stays full until the deadline.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the wait, and nothing else.
+    pub async fn ready(&self) -> Result<()> {
+        const OPERATION: &str = "ready";
+        let Way::Posted(endpoint, _) = self.way(OPERATION, Access::NONE)? else { return Ok(()) };
+        let room =
+            std::future::poll_fn(
+                |cx| {
+                    if endpoint.room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }
+                },
+            );
+        match self.shared.peer.0.context.clock().timeout(self.timeout, room).await {
+            Some(()) => self.way(OPERATION, Access::NONE).map(drop),
+            None => Err(Error::Expired {
+                operation: OPERATION,
+                rank: None,
+                after: self.timeout,
+                detail: "the queue to the peer stayed full".into(),
+                outcome: None,
+            }),
+        }
     }
 
     /// Waits until everything that was begun on this region before, by any thread, is delivered.
@@ -320,6 +363,7 @@ impl PeerRegion {
     /// # Errors
     /// As for [`PeerRegion::put`]; [`Error::Misaligned`]; [`Error::Invalid`] for another width.
     pub fn atomic(&self, atomic: Atomic, width: u8, offset: u64, operand: u64, compare: u64) -> Result<u64> {
+        self.may_wait("atomic")?;
         self.wait(self.atomic_request(atomic, width, offset, operand, compare)?)
     }
 
@@ -336,7 +380,7 @@ impl PeerRegion {
         compare: u64,
     ) -> Result<Request> {
         const OPERATION: &str = "atomic";
-        let way = self.ready(OPERATION, Access::ATOMIC)?;
+        let way = self.way(OPERATION, Access::ATOMIC)?;
         if width != 4 && width != 8 {
             return Err(Error::invalid(
                 OPERATION,
@@ -381,7 +425,7 @@ impl PeerRegion {
     /// As there; [`Error::Invalid`] when `from` is no whole number of elements.
     pub fn accumulate_bytes(&self, offset: u64, from: &[u8], dtype: Dtype, reduce: Reduce) -> Result<()> {
         const OPERATION: &str = "accumulate";
-        let way = self.ready(OPERATION, Access::ATOMIC)?;
+        let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.len(), dtype)?;
         if from.is_empty() {
             return Ok(());
@@ -411,7 +455,7 @@ impl PeerRegion {
     /// As there.
     pub fn accumulate_from(&self, offset: u64, from: Slice, dtype: Dtype, reduce: Reduce) -> Result<Request> {
         const OPERATION: &str = "accumulate";
-        let way = self.ready(OPERATION, Access::ATOMIC)?;
+        let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.size(), dtype)?;
         self.check_not_own(OPERATION, &from, &[(offset, from.size() as u64)])?;
         match way {
@@ -453,7 +497,7 @@ impl PeerRegion {
 
     fn put_slice(&self, offset: u64, from: Slice, signal: Option<(u32, u64)>) -> Result<Request> {
         let operation = if signal.is_some() { "put_signal" } else { "put" };
-        let way = self.ready(operation, Access::WRITE)?;
+        let way = self.way(operation, Access::WRITE)?;
         self.check_range(operation, offset, from.size() as u64)?;
         self.check_signal(operation, signal)?;
         self.check_not_own(operation, &from, &[(offset, from.size() as u64)])?;
@@ -487,7 +531,7 @@ impl PeerRegion {
     /// As for [`PeerRegion::put_from`].
     pub fn get_into(&self, offset: u64, into: Slice) -> Result<Request> {
         const OPERATION: &str = "get";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_range(OPERATION, offset, into.size() as u64)?;
         check_writable(OPERATION, &into)?;
         self.check_not_own(OPERATION, &into, &[(offset, into.size() as u64)])?;
@@ -516,7 +560,7 @@ impl PeerRegion {
     /// As for [`PeerRegion::put`]; [`Error::Invalid`] when `from` has not the size of the list.
     pub fn put_list(&self, list: &List, from: &[u8]) -> Result<()> {
         const OPERATION: &str = "put_list";
-        let way = self.ready(OPERATION, Access::WRITE)?;
+        let way = self.way(OPERATION, Access::WRITE)?;
         self.check_list(OPERATION, list, from.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
@@ -556,7 +600,7 @@ impl PeerRegion {
     /// As there.
     pub fn put_list_from(&self, list: &List, from: Slice) -> Result<Request> {
         const OPERATION: &str = "put_list";
-        let way = self.ready(OPERATION, Access::WRITE)?;
+        let way = self.way(OPERATION, Access::WRITE)?;
         self.check_list(OPERATION, list, from.size())?;
         self.check_not_own(OPERATION, &from, list.parts())?;
         match way {
@@ -594,7 +638,7 @@ impl PeerRegion {
     /// As for [`PeerRegion::get`]; [`Error::Invalid`] when `into` has not the size of the list.
     pub fn get_list(&self, list: &List, into: &mut [u8]) -> Result<()> {
         const OPERATION: &str = "get_list";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_list(OPERATION, list, into.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
@@ -608,6 +652,7 @@ impl PeerRegion {
                 Ok(())
             }
             Way::Posted(..) => {
+                self.may_wait(OPERATION)?;
                 let bounce = self.shared.peer.0.context.bounce(into.len())?;
                 let slice = bounce.slice(0..into.len())?;
                 self.wait(self.get_list_into(list, slice.clone())?)?;
@@ -625,7 +670,7 @@ impl PeerRegion {
     /// As there.
     pub fn get_list_into(&self, list: &List, into: Slice) -> Result<Request> {
         const OPERATION: &str = "get_list";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_list(OPERATION, list, into.size())?;
         check_writable(OPERATION, &into)?;
         self.check_not_own(OPERATION, &into, list.parts())?;
@@ -687,7 +732,7 @@ impl PeerRegion {
     // What the calls above share.
 
     /// The way, after everything that does not depend on the operation was checked.
-    fn ready(&self, operation: &'static str, needed: Access) -> Result<Way> {
+    fn way(&self, operation: &'static str, needed: Access) -> Result<Way> {
         crate::fork::check(operation)?;
         let way = self.shared.way.read().clone();
         if matches!(way, Way::Closed) {
@@ -822,6 +867,14 @@ impl PeerRegion {
         Locker { incarnation: self.shared.peer.0.context.incarnation(), patience: self.timeout }
     }
 
+    /// Refuses to begin what would be waited for where nothing may block.
+    fn may_wait(&self, operation: &'static str) -> Result<()> {
+        if self.shared.mapped {
+            return Ok(());
+        }
+        self.shared.peer.0.context.progress.check_may_block(operation)
+    }
+
     fn wait(&self, request: Request) -> Result<u64> {
         match request.wait_timeout(self.timeout) {
             Err(Error::Expired { operation, rank, after, .. }) => Err(Error::Expired {
@@ -946,13 +999,20 @@ impl PeerRegion {
     ) -> Result<Request> {
         // One part of the flight is ours, until every piece is posted.
         let flight = Flight::new(operation, 1, &self.shared.late);
+        let mut begun = false;
         let posted = list.pieces(BOUNCE as u64, MOST_PARTS, |parts, at, size| {
             let piece = slice.slice(at as usize..(at + size) as usize)?;
             flight.add_part();
             self.post_flight(endpoint, &flight, || make(parts, piece.clone())).inspect_err(|e| {
                 flight.complete(Err(e.clone()));
-            })
+            })?;
+            begun = true;
+            Ok(())
         });
+        // Nothing was begun: the call says so, and no request does.
+        if !begun && let Err(error) = posted {
+            return Err(error);
+        }
         flight.complete(posted.map(|()| 0));
         Ok(Request::new(flight, self.shared.peer.0.context.progress.clone()))
     }
@@ -961,7 +1021,7 @@ impl PeerRegion {
     #[inline(never)]
     fn put_slow(&self, offset: u64, from: &[u8], signal: Option<(u32, u64)>) -> Result<()> {
         let operation = if signal.is_some() { "put_signal" } else { "put" };
-        let way = self.ready(operation, Access::WRITE)?;
+        let way = self.way(operation, Access::WRITE)?;
         self.check_range(operation, offset, from.len() as u64)?;
         self.check_signal(operation, signal)?;
         match way {
@@ -988,7 +1048,7 @@ impl PeerRegion {
     #[inline(never)]
     fn signal_slow(&self, signal: u32, add: u64) -> Result<()> {
         const OPERATION: &str = "signal";
-        let way = self.ready(OPERATION, Access::SIGNAL)?;
+        let way = self.way(OPERATION, Access::SIGNAL)?;
         self.check_signal(OPERATION, Some((signal, add)))?;
         match way {
             Way::Mapped(exposed, ..) => add_signal(&exposed, Some((signal, add))),
@@ -1012,11 +1072,14 @@ impl PeerRegion {
     #[inline(never)]
     fn get_slow(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         const OPERATION: &str = "get";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_range(OPERATION, offset, into.len() as u64)?;
         match way {
             Way::Mapped(exposed, ..) => exposed.read(offset, into),
-            Way::Posted(..) => self.get_bounced(offset, into),
+            Way::Posted(..) => {
+                self.may_wait(OPERATION)?;
+                self.get_bounced(offset, into)
+            }
             Way::Closed => Err(closed(OPERATION)),
         }
     }
@@ -1047,6 +1110,7 @@ impl PeerRegion {
     #[cold]
     #[inline(never)]
     fn flush_slow(&self) -> Result<()> {
+        self.may_wait("flush")?;
         let Some(request) = self.begin_flush()? else { return Ok(()) };
         let context = &self.shared.peer.0.context;
         let waited = context.progress.block_on("flush", self.timeout, request)?;

@@ -159,7 +159,7 @@ impl<'a> Route<'a> {
             return None;
         }
         let at = self.address(offset);
-        if at.addr() % 8 != 0 || offset % 8 != 0 {
+        if !at.addr().is_multiple_of(8) || !offset.is_multiple_of(8) {
             return None;
         }
         // SAFETY: inside the mapping that the table keeps, aligned; typed accesses to exposed memory are atomic.
@@ -194,7 +194,7 @@ impl<'a> Route<'a> {
     pub fn slot(self, offset: u64) -> Option<Slot<'a>> {
         let size = self.0.write.load(Ordering::Acquire).max(self.0.atomic.load(Ordering::Acquire));
         let at = self.address(offset);
-        if !inside(offset, 8, size) || at.addr() % 8 != 0 {
+        if !inside(offset, 8, size) || !at.addr().is_multiple_of(8) {
             return None;
         }
         // SAFETY: inside the mapping that the table keeps, aligned; typed accesses to exposed memory are atomic.

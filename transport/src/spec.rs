@@ -38,9 +38,10 @@ pub fn register_transport(name: &str, open: Open) -> Result<()> {
     Ok(())
 }
 
-fn builtin(name: &str) -> Option<fn(&str, &Host) -> Result<Arc<dyn Transport>>> {
+fn builtin(name: &str) -> Option<Open> {
     match name {
-        "local" => Some(|_, host| Ok(crate::local::Local::open(host))),
+        "local" => Some(Arc::new(|_, host| Ok(crate::local::Local::open(host)))),
+        "shm" => Some(Arc::new(|arguments, host| Ok(crate::shm::Shm::open(arguments, host)?))),
         _ => None,
     }
 }

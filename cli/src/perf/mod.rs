@@ -9,6 +9,7 @@ mod baseline;
 mod batch;
 mod cases;
 mod options;
+mod ours;
 mod pair;
 mod pin;
 mod plot;

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// Draws the goodness of every test into an SVG file
     #[arg(long, value_name = "FILE", conflicts_with = "baseline_only")]
     pub(crate) plot: Option<PathBuf>,
-    /// Fewer batches and sizes: half a minute instead of minutes
+    /// Fewer batches and sizes: seconds instead of minutes
     #[arg(long)]
     pub(crate) quick: bool,
     /// Measures in N fresh processes and prints the medians over them

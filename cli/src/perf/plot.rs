@@ -69,18 +69,16 @@ pub(crate) fn svg(rows: &[Row]) -> String {
                 r#"<rect x="{LABELS}" y="{y}" width="{:.1}" height="{BAR}" fill="{colour}"/>"#,
                 x(*goodness) - LABELS
             ));
-            let mut end = x(*goodness);
             if let Some(spread) = row.goodness {
                 put(format_args!(
                     r##"<path d="M{:.1} {middle}H{:.1}" stroke="#333333" stroke-width="1.5"/>"##,
                     x(spread.p10),
                     x(spread.p90)
                 ));
-                end = end.max(x(spread.p90));
             }
             put(format_args!(
                 r##"<text x="{:.1}" y="{text}" fill="#111111">{goodness:.2}</text>"##,
-                end + 6.0
+                LABELS + SCALE + 12.0
             ));
             y += BAR + GAP;
         }

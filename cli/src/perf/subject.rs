@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use transom_registry::{Error, Result};
+use transom_registry::Result;
 
 use super::baseline::Wait;
 use super::baseline::copy::Segment;
 use super::baseline::memory::{Source, Span};
 
-pub(crate) use Unplugged as Ours;
+pub(crate) use super::ours::Ours;
 
 /// What both ranks are opened with.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
@@ -87,85 +87,4 @@ pub(crate) trait Subject: Sized {
 
     /// Waits until the failure of the peer is known, at most for `limit`.
     fn wait_failure(&self, rank: u32, limit: Duration) -> Result<()>;
-}
-
-/// Nothing: the library is not plugged in.
-#[derive(Debug)]
-pub(crate) enum Unplugged {}
-
-impl Subject for Unplugged {
-    type Meeting = ();
-    type List = ();
-
-    fn meet(setup: &Setup) -> Result<((), String)> {
-        let why = "perf measures only baselines so far (run it with --baseline-only)".to_owned();
-        Err(Error::Unusable { transport: setup.transport.clone(), why })
-    }
-
-    fn open(setup: &Setup, _: &str) -> Result<Self> {
-        match Self::meet(setup) {
-            Err(e) => Err(e),
-            Ok(_) => Err(Error::invalid("open", "nothing is plugged in")),
-        }
-    }
-
-    fn target(&self) -> Option<Span<'_>> {
-        match *self {}
-    }
-
-    fn local(&self) -> Span<'_> {
-        match *self {}
-    }
-
-    fn source(&self) -> Option<Source<'_>> {
-        match *self {}
-    }
-
-    fn put(&self, _: u32, _: u64, _: &[u8]) -> Result<()> {
-        match *self {}
-    }
-
-    fn get(&self, _: u32, _: u64, _: &mut [u8]) -> Result<()> {
-        match *self {}
-    }
-
-    fn flush(&self, _: u32) -> Result<()> {
-        match *self {}
-    }
-
-    fn put_signal(&self, _: u32, _: u64, _: &[u8], _: u32) -> Result<()> {
-        match *self {}
-    }
-
-    fn wait_signal(&self, _: u32, _: u64) -> Result<()> {
-        match *self {}
-    }
-
-    fn load(&self, _: u64) -> Result<u64> {
-        match *self {}
-    }
-
-    fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64> {
-        match *self {}
-    }
-
-    fn accumulate(&self, _: u32, _: u64, _: &[f32]) -> Result<()> {
-        match *self {}
-    }
-
-    fn list(&self, _: u32, _: &[Segment]) -> Result<()> {
-        match *self {}
-    }
-
-    fn post(&self, (): &()) -> Result<()> {
-        match *self {}
-    }
-
-    fn reconnect(&self, _: u32) -> Result<()> {
-        match *self {}
-    }
-
-    fn wait_failure(&self, _: u32, _: Duration) -> Result<()> {
-        match *self {}
-    }
 }

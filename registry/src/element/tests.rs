@@ -183,5 +183,5 @@ fn bytes_of_elements_are_those_of_their_numbers() {
     assert_eq!(as_bytes(&numbers), [1, 0, 0, 0, 1, 2, 3, 4]);
     as_bytes_mut(&mut numbers)[0] = 7;
     assert_eq!(numbers[0], 7);
-    assert_eq!(as_bytes::<f16>(&[]), []);
+    assert!(as_bytes::<f16>(&[]).is_empty());
 }

@@ -323,7 +323,8 @@ impl Progress {
         }
     }
 
-    fn check_may_block(&self, operation: &'static str) -> Result<()> {
+    /// Refuses to block under a virtual clock, and in a fork.
+    pub(crate) fn check_may_block(&self, operation: &'static str) -> Result<()> {
         crate::fork::check(operation)?;
         if self.clock().is_virtual() { Err(Error::Blocking { operation }) } else { Ok(()) }
     }

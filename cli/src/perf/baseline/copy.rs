@@ -19,12 +19,20 @@ pub(crate) enum Copy {
 impl Copy {
     /// The ways that this machine has, each with its name.
     pub(crate) fn all() -> Vec<(&'static str, Self)> {
-        let mut all = vec![("memcpy", Self::Libc)];
-        #[cfg(target_arch = "x86_64")]
-        if std::is_x86_feature_detected!("avx2") {
-            all.push(("nt copy", Self::Stream));
+        let all = vec![
+            ("memcpy", Self::Libc),
+            #[cfg(target_arch = "x86_64")]
+            ("nt copy", Self::Stream),
+        ];
+        all.into_iter().filter(|(_, copy)| copy.runs_here()).collect()
+    }
+
+    fn runs_here(self) -> bool {
+        match self {
+            Self::Libc => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Stream => std::is_x86_feature_detected!("avx2"),
         }
-        all
     }
 
     /// Copies the source to `offset` of the target `count` times, with a new first word each time.
@@ -147,7 +155,7 @@ pub(crate) struct Segment {
 pub(crate) fn segments(count: usize, size: usize) -> Vec<Segment> {
     // A stride of a prime number of places visits each place once.
     let stride = (count / 2 + 1..).find(|&s| gcd(s, count) == 1).unwrap_or(1);
-    (0..count).map(|i| Segment { from: i * size * 2, to: (i * stride % count) * size * 2, size }).collect()
+    (0..count).map(|i| Segment { from: i * size, to: (i * stride % count) * size * 2, size }).collect()
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -18,6 +18,7 @@ use crate::perf::subject::{Setup, Subject};
 const SIGNALS: usize = 8;
 const LINE: usize = 128;
 /// From this size on copies go past the cache.
+#[cfg(target_arch = "x86_64")]
 const LARGE: usize = 4 << 20;
 
 /// A window of two ranks that checks bounds and nothing else. It only spins.
