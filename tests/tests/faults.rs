@@ -1,6 +1,8 @@
 //! A transport whose n-th call fails, for every n: exactly one outcome for each operation, no signal before a lost put,
 //! and nothing hangs.
 
+#![allow(clippy::unwrap_used, reason = "a case fails by a panic that says where")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
