@@ -29,6 +29,8 @@ pub mod route;
 pub mod secret;
 mod signal;
 mod spec;
+#[doc(hidden)]
+pub mod tcp;
 pub mod token;
 
 pub use context::{Context, ContextBuilder, DEFAULT_TIMEOUT, Opener};

@@ -39,6 +39,7 @@ pub fn register_transport(name: &str, open: Open) -> Result<()> {
 fn builtin(name: &str) -> Option<fn(&str, &Host) -> Result<Arc<dyn Transport>>> {
     match name {
         "local" => Some(|_, host| Ok(crate::local::Local::open(host))),
+        "tcp" => Some(crate::tcp::Tcp::open),
         _ => None,
     }
 }

@@ -1,393 +1,370 @@
-//! What the payloads of control frames mean: lists of parts, refusals, and asking for a handle.
-//!
-//! Decoders look at bytes that are there already, and allocate at most as much as came.
-
+//! What is inside the small payloads: lists of parts, attachments, refusals.
 #![forbid(unsafe_code)]
 
-use transom_registry::{Access, Error, Result, Stale};
+use std::time::Duration;
 
-use crate::wire::{Fields, put_text};
+use transom_registry::{
+    Access, Cause, Error, Failure, Incarnation, Kind, Outcome, RemoteRegion, Result, Stale,
+};
 
-/// The most parts of one list in a frame.
-pub const MAX_PARTS: usize = 4096;
-/// Bytes of a part.
-pub const PART: usize = 16;
-/// The largest list, in bytes: its length and its parts.
-pub const MAX_LIST: usize = 4 + MAX_PARTS * PART;
-/// The longest text in a refusal, in bytes.
-pub const MAX_TEXT: usize = 512;
+use super::frame::PART;
 
-/// One range of bytes of a transfer in parts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// In bytes, from the grant's first one.
-    pub offset: u64,
-    /// In bytes.
-    pub size: u64,
+/// Most bytes of the text of a refusal.
+const MOST_TEXT: usize = 512;
+
+fn malformed(what: &'static str, why: impl Into<String>) -> Error {
+    Error::Malformed { what, why: why.into() }
 }
 
-/// A list of parts as it came, checked once, and read in place.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// Adds parts in their wire form.
+pub(crate) fn encode_parts(parts: &[(u64, u64)], out: &mut Vec<u8>) {
+    for (offset, size) in parts {
+        out.extend(offset.to_le_bytes());
+        out.extend(size.to_le_bytes());
+    }
+}
+
+/// Reads the parts that these bytes are, and the sum of their sizes.
 ///
-/// Its sizes, and each offset plus size, are known not to overflow; whether they are within the grant is not.
-#[derive(Debug, Clone, Copy)]
-pub struct Parts<'a> {
-    parts: &'a [[u8; PART]],
-    total: u64,
+/// # Errors
+/// [`Error::Malformed`] for a broken part or a sum of more than 2^62 bytes.
+pub(crate) fn decode_parts(bytes: &[u8]) -> Result<(Vec<(u64, u64)>, u64)> {
+    let (parts, rest) = bytes.as_chunks::<{ PART as usize }>();
+    if !rest.is_empty() {
+        return Err(malformed("list", format!("{} bytes are no whole number of parts", bytes.len())));
+    }
+    let mut total = 0_u64;
+    let parts: Vec<_> = parts.iter().map(|part| (word(part, 0), word(part, 8))).collect();
+    for (_, size) in &parts {
+        total = total
+            .checked_add(*size)
+            .filter(|t| *t <= 1 << 62)
+            .ok_or_else(|| malformed("list", "its parts are more than 2^62 bytes"))?;
+    }
+    Ok((parts, total))
 }
 
-impl<'a> Parts<'a> {
-    /// How many bytes the list takes that starts with these, the four included; so that a receiver can read the list
-    /// first and place the data after it directly.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`] for more than [`MAX_PARTS`].
-    pub fn needed(count: [u8; 4]) -> Result<usize> {
-        let count = u32::from_le_bytes(count);
-        match usize::try_from(count) {
-            Ok(count) if count <= MAX_PARTS => Ok(4 + count * PART),
-            _ => Err(malformed(format!("{count} parts, the limit is {MAX_PARTS}"))),
-        }
-    }
-
-    /// The list that these bytes start with, and what follows it.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`] for too many parts, for fewer bytes than its parts need, and for sizes that overflow.
-    pub fn split(payload: &'a [u8]) -> Result<(Self, &'a [u8])> {
-        let mut fields = Fields::new(LIST, payload);
-        let size = Self::needed(fields.array()?)?;
-        let (parts, _) = fields.bytes(size - 4)?.as_chunks();
-        let mut total = 0u64;
-        for (i, part) in parts.iter().map(part).enumerate() {
-            if part.offset.checked_add(part.size).is_none() {
-                return Err(malformed(format!(
-                    "part {i}: offset {} + size {} overflows",
-                    part.offset, part.size
-                )));
-            }
-            total = total
-                .checked_add(part.size)
-                .ok_or_else(|| malformed(format!("the sizes of the first {} parts overflow", i + 1)))?;
-        }
-        Ok((Self { parts, total }, fields.bytes(fields.left())?))
-    }
-
-    /// The list that these bytes are, and nothing else.
-    ///
-    /// # Errors
-    /// As [`split`](Self::split), and when something follows.
-    pub fn decode(payload: &'a [u8]) -> Result<Self> {
-        match Self::split(payload)? {
-            (parts, []) => Ok(parts),
-            (_, more) => Err(malformed(format!("{} bytes follow its end", more.len()))),
-        }
-    }
-
-    /// Appends a list to a payload.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for more than [`MAX_PARTS`]; nothing was appended.
-    pub fn encode(parts: &[Part], into: &mut Vec<u8>) -> Result<()> {
-        let count = match u32::try_from(parts.len()) {
-            Ok(count) if parts.len() <= MAX_PARTS => count,
-            _ => return Err(Error::invalid(LIST, format!("{} parts, at most {MAX_PARTS} fit", parts.len()))),
-        };
-        into.reserve(4 + parts.len() * PART);
-        into.extend_from_slice(&count.to_le_bytes());
-        for part in parts {
-            into.extend_from_slice(&part.offset.to_le_bytes());
-            into.extend_from_slice(&part.size.to_le_bytes());
-        }
-        Ok(())
-    }
-
-    /// How many parts.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.parts.len()
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.parts.is_empty()
-    }
-
-    /// The sum of their sizes, in bytes.
-    #[must_use]
-    pub const fn total(&self) -> u64 {
-        self.total
-    }
-
-    /// The parts, in the order in which they were sent.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = Part> + Clone + use<'a> {
-        self.parts.iter().map(part)
-    }
-}
-
-fn part(bytes: &[u8; PART]) -> Part {
-    let both = u128::from_le_bytes(*bytes);
-    #[expect(clippy::cast_possible_truncation, reason = "each takes its half")]
-    Part { offset: both as u64, size: (both >> 64) as u64 }
-}
-
-/// Asks for a handle for a range of a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attach {
-    /// The region's slot at its owner.
-    pub slot: u32,
-    /// The region's generation.
-    pub generation: u32,
-    /// The team's epoch; 0 outside of a team.
-    pub epoch: u64,
-    /// The first byte of the range.
-    pub offset: u64,
-    /// Its bytes.
-    pub size: u64,
-    /// The rights that are wanted.
-    pub access: Access,
+/// What a peer wants a handle to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Attach {
+    slot: u32,
+    generation: u32,
+    epoch: u64,
+    offset: u64,
+    size: u64,
+    incarnation: Incarnation,
+    access: Access,
 }
 
 impl Attach {
-    /// Bytes of its payload.
-    pub const SIZE: usize = 33;
+    /// Its size on the wire.
+    pub(crate) const SIZE: usize = 4 + 4 + 8 + 8 + 8 + 8 + 1;
 
-    /// Its payload.
-    #[must_use]
-    pub fn encode(&self) -> [u8; Self::SIZE] {
-        let mut out = [0; Self::SIZE];
-        out[0..4].copy_from_slice(&self.slot.to_le_bytes());
-        out[4..8].copy_from_slice(&self.generation.to_le_bytes());
-        out[8..16].copy_from_slice(&self.epoch.to_le_bytes());
-        out[16..24].copy_from_slice(&self.offset.to_le_bytes());
-        out[24..32].copy_from_slice(&self.size.to_le_bytes());
-        out[32] = self.access.bits();
+    /// What this descriptor asks for.
+    pub(crate) fn new(region: &RemoteRegion) -> Self {
+        Self {
+            slot: region.slot,
+            generation: region.generation,
+            epoch: region.epoch,
+            offset: region.offset,
+            size: region.size,
+            incarnation: region.incarnation,
+            access: region.access,
+        }
+    }
+
+    /// The descriptor, as far as the owner needs it.
+    pub(crate) fn region(&self) -> RemoteRegion {
+        RemoteRegion {
+            incarnation: self.incarnation,
+            slot: self.slot,
+            generation: self.generation,
+            epoch: self.epoch,
+            offset: self.offset,
+            size: self.size,
+            kind: Kind::Host,
+            access: self.access,
+            signals: 0,
+            addresses: Vec::new(),
+        }
+    }
+
+    /// Its wire form.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::SIZE);
+        out.extend(self.slot.to_le_bytes());
+        out.extend(self.generation.to_le_bytes());
+        out.extend(self.epoch.to_le_bytes());
+        out.extend(self.offset.to_le_bytes());
+        out.extend(self.size.to_le_bytes());
+        out.extend(self.incarnation.as_u64().to_le_bytes());
+        out.push(self.access.bits());
         out
     }
 
-    /// From its payload.
+    /// Reads the wire form.
     ///
     /// # Errors
-    /// [`Error::Malformed`] for another size, unknown rights, and a range that overflows.
-    pub fn decode(payload: &[u8]) -> Result<Self> {
-        let mut fields = Fields::new("attach", payload);
-        let attach = Self {
-            slot: fields.u32()?,
-            generation: fields.u32()?,
-            epoch: fields.u64()?,
-            offset: fields.u64()?,
-            size: fields.u64()?,
-            access: access(&mut fields)?,
-        };
-        if attach.offset.checked_add(attach.size).is_none() {
-            return Err(
-                fields.malformed(format!("offset {} + size {} overflows", attach.offset, attach.size))
-            );
+    /// [`Error::Malformed`].
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        const WHAT: &str = "attach";
+        if bytes.len() != Self::SIZE {
+            return Err(malformed(WHAT, format!("{} bytes are not {}", bytes.len(), Self::SIZE)));
         }
-        fields.end()?;
-        Ok(attach)
+        let names = word(bytes, 0);
+        Ok(Self {
+            slot: names as u32,
+            generation: (names >> 32) as u32,
+            epoch: word(bytes, 8),
+            offset: word(bytes, 16),
+            size: word(bytes, 24),
+            incarnation: Incarnation::from_u64(word(bytes, 32))
+                .ok_or_else(|| malformed(WHAT, "its incarnation is 0"))?,
+            access: Access::from_bits(bytes[40])
+                .ok_or_else(|| malformed(WHAT, format!("rights {:#x} are not known", bytes[40])))?,
+        })
     }
 }
 
-/// Gives a handle.
+/// Why a target refused an operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    code: Code,
+    /// Rights needed and granted, or which part is stale.
+    bytes: [u8; 2],
+    words: [u64; 3],
+    text: String,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Attached {
-    /// What the header of each operation on the range carries from now on.
-    pub handle: u32,
-    /// What the owner says of it, as bits; unknown ones are kept and mean nothing.
-    pub flags: u32,
+#[repr(u8)]
+enum Code {
+    OutOfRange = 1,
+    Access,
+    Stale,
+    Misaligned,
+    Invalid,
+    Torn,
+    Expired,
+    Earlier,
+    Unusable,
+    Limit,
 }
 
-impl Attached {
-    /// Bytes of its payload.
-    pub const SIZE: usize = 8;
-
-    /// Its payload.
-    #[must_use]
-    pub fn encode(&self) -> [u8; Self::SIZE] {
-        let mut out = [0; Self::SIZE];
-        out[0..4].copy_from_slice(&self.handle.to_le_bytes());
-        out[4..8].copy_from_slice(&self.flags.to_le_bytes());
-        out
-    }
-
-    /// From its payload.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`] for another size.
-    pub fn decode(payload: &[u8]) -> Result<Self> {
-        let mut fields = Fields::new("attached", payload);
-        let attached = Self { handle: fields.u32()?, flags: fields.u32()? };
-        fields.end()?;
-        Ok(attached)
-    }
+impl Code {
+    const ALL: [Self; 10] = [
+        Self::OutOfRange,
+        Self::Access,
+        Self::Stale,
+        Self::Misaligned,
+        Self::Invalid,
+        Self::Torn,
+        Self::Expired,
+        Self::Earlier,
+        Self::Unusable,
+        Self::Limit,
+    ];
 }
 
-/// Says that a request was rejected, and why.
-#[derive(Debug, Clone)]
-pub struct Refused {
-    /// The sequence of the frame that was rejected.
-    pub sequence: u64,
-    /// Why. What has no code of its own travels as text and comes out as [`Error::Invalid`].
-    pub why: Error,
-}
+const STALE: [Stale; 3] = [Stale::Incarnation, Stale::Generation, Stale::Epoch];
 
-impl Refused {
-    /// The error for whoever asked.
-    ///
-    /// A torn accumulate stays what it is, because something was written; all others become [`Error::Refused`].
-    #[must_use]
-    pub fn into_error(self) -> Error {
-        match self.why {
-            torn @ Error::Torn { .. } => torn,
-            why => Error::Refused { rank: None, why: Box::new(why) },
-        }
-    }
+impl Refusal {
+    /// Bytes before the text.
+    pub(crate) const FIXED: usize = 3 + 3 * 8;
+    /// Most bytes of all of it.
+    pub(crate) const MOST: usize = Self::FIXED + MOST_TEXT;
 
-    /// Its payload.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64);
-        out.extend_from_slice(&self.sequence.to_le_bytes());
-        let mut start = |code: u8, operation: &str, numbers: &[u64]| {
-            out.extend_from_slice(&[code, operation_number(operation)]);
-            for number in numbers {
-                out.extend_from_slice(&number.to_le_bytes());
+    /// What is told of this error.
+    pub(crate) fn new(error: &Error) -> Self {
+        let (code, bytes, words, text) = match error {
+            Error::OutOfRange { offset, size, limit, .. } => {
+                (Code::OutOfRange, [0; 2], [*offset, *size, *limit], String::new())
             }
+            Error::Misaligned { offset, align, .. } => {
+                (Code::Misaligned, [0; 2], [*offset, *align, 0], String::new())
+            }
+            Error::Access { needed, granted, .. } => {
+                (Code::Access, [needed.bits(), granted.bits()], [0; 3], String::new())
+            }
+            Error::Stale { what, held, current, .. } => {
+                let what = STALE.iter().position(|s| s == what).unwrap_or_default() as u8;
+                (Code::Stale, [what, 0], [*held, *current, 0], String::new())
+            }
+            Error::Torn { offset, size, .. } => (Code::Torn, [0; 2], [*offset, *size, 0], String::new()),
+            Error::Expired { after, detail, .. } => {
+                (Code::Expired, [0; 2], [after.as_millis() as u64, 0, 0], detail.clone())
+            }
+            Error::Unusable { why, .. } => (Code::Unusable, [0; 2], [0; 3], why.clone()),
+            Error::Limit { what, .. } => (Code::Limit, [0; 2], [0; 3], what.clone()),
+            Error::Failed(failed) if failed.failure.cause == Cause::Earlier => {
+                (Code::Earlier, [0; 2], [0; 3], failed.failure.observed.clone())
+            }
+            Error::Invalid { why, .. } => (Code::Invalid, [0; 2], [0; 3], why.clone()),
+            other => (Code::Invalid, [0; 2], [0; 3], other.to_string()),
         };
-        match &self.why {
-            Error::OutOfRange { operation, offset, size, limit } => {
-                start(OUT_OF_RANGE, operation, &[*offset, *size, *limit]);
-            }
-            Error::Access { operation, needed, granted } => {
-                start(ACCESS, operation, &[]);
-                out.extend_from_slice(&[needed.bits(), granted.bits()]);
-            }
-            Error::Stale { operation, what, held, current } => {
-                start(STALE, operation, &[*held, *current]);
-                out.push(match what {
-                    Stale::Incarnation => 0,
-                    Stale::Generation => 1,
-                    Stale::Epoch => 2,
-                });
-            }
-            Error::Misaligned { operation, offset, align } => {
-                start(MISALIGNED, operation, &[*offset, *align])
-            }
-            Error::Torn { operation, offset, size } => start(TORN, operation, &[*offset, *size]),
-            Error::Invalid { operation, why } => {
-                start(TEXT, operation, &[]);
-                put_text(&mut out, short(why));
-            }
-            other => {
-                start(TEXT, "", &[]);
-                put_text(&mut out, short(&other.to_string()));
-            }
+        let mut text = text;
+        if text.len() > MOST_TEXT {
+            let cut = (0..=MOST_TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default();
+            text.truncate(cut);
         }
-        out
+        Self { code, bytes, words, text }
     }
 
-    /// From its payload.
-    ///
-    /// # Errors
-    /// [`Error::Malformed`] for an unknown code, a text that is too long or not UTF-8, and another size than the code
-    /// asks for.
-    pub fn decode(payload: &[u8]) -> Result<Self> {
-        let mut fields = Fields::new("refusal", payload);
-        let sequence = fields.u64()?;
-        let code = fields.u8()?;
-        let operation = operation_name(fields.u8()?);
-        let why = match code {
-            OUT_OF_RANGE => Error::OutOfRange {
+    /// The error, as the initiator of this operation sees it.
+    pub(crate) fn error(&self, operation: &'static str) -> Error {
+        let [a, b, c] = self.words;
+        let access = |at: usize| Access::from_bits(self.bytes[at]).unwrap_or_default();
+        match self.code {
+            Code::OutOfRange => Error::OutOfRange { operation, offset: a, size: b, limit: c },
+            Code::Misaligned => Error::Misaligned { operation, offset: a, align: b },
+            Code::Access => Error::Access { operation, needed: access(0), granted: access(1) },
+            Code::Stale => Error::Stale {
                 operation,
-                offset: fields.u64()?,
-                size: fields.u64()?,
-                limit: fields.u64()?,
+                what: STALE.get(usize::from(self.bytes[0])).copied().unwrap_or(Stale::Generation),
+                held: a,
+                current: b,
             },
-            ACCESS => {
-                Error::Access { operation, needed: access(&mut fields)?, granted: access(&mut fields)? }
+            Code::Torn => Error::Torn { operation, offset: a, size: b },
+            Code::Expired => Error::Expired {
+                operation,
+                rank: None,
+                after: Duration::from_millis(a),
+                detail: format!("at the target: {}", self.text),
+                outcome: Some(Outcome::InDoubt),
+            },
+            Code::Earlier => {
+                Error::failed(operation, Outcome::NotApplied, Failure::new(None, Cause::Earlier, &self.text))
             }
-            STALE => {
-                let (held, current) = (fields.u64()?, fields.u64()?);
-                let what = match fields.u8()? {
-                    0 => Stale::Incarnation,
-                    1 => Stale::Generation,
-                    2 => Stale::Epoch,
-                    other => return Err(fields.malformed(format!("unknown part {other} of an identity"))),
-                };
-                Error::Stale { operation, what, held, current }
-            }
-            MISALIGNED => Error::Misaligned { operation, offset: fields.u64()?, align: fields.u64()? },
-            TORN => {
-                let (offset, size) = (fields.u64()?, fields.u64()?);
-                if offset.checked_add(size).is_none() {
-                    return Err(fields.malformed(format!("offset {offset} + size {size} overflows")));
-                }
-                Error::Torn { operation, offset, size }
-            }
-            TEXT => Error::invalid(operation, fields.text(MAX_TEXT)?),
-            other => return Err(fields.malformed(format!("unknown code {other}"))),
-        };
-        fields.end()?;
-        Ok(Self { sequence, why })
+            Code::Unusable => Error::Unusable { transport: "tcp".into(), why: self.text.clone() },
+            Code::Limit => Error::Limit { what: self.text.clone(), next: "at the target".into() },
+            Code::Invalid => Error::Invalid { operation, why: self.text.clone() },
+        }
+    }
+
+    /// The outcome of an operation that was refused so.
+    pub(crate) fn outcome(&self, operation: &'static str) -> Error {
+        let error = self.error(operation);
+        match self.code {
+            Code::Torn | Code::Expired | Code::Earlier => error,
+            _ => Error::Refused { rank: None, why: Box::new(error) },
+        }
+    }
+
+    /// Its wire form.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::FIXED + self.text.len());
+        out.push(self.code as u8);
+        out.extend(self.bytes);
+        for word in self.words {
+            out.extend(word.to_le_bytes());
+        }
+        out.extend(self.text.as_bytes());
+        out
+    }
+
+    /// Reads the wire form.
+    ///
+    /// # Errors
+    /// [`Error::Malformed`].
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        const WHAT: &str = "refusal";
+        if !(Self::FIXED..=Self::MOST).contains(&bytes.len()) {
+            return Err(malformed(WHAT, format!("{} bytes", bytes.len())));
+        }
+        let code = *Code::ALL
+            .get(usize::from(bytes[0]).wrapping_sub(1))
+            .ok_or_else(|| malformed(WHAT, format!("code {} is not known", bytes[0])))?;
+        let text =
+            std::str::from_utf8(&bytes[Self::FIXED..]).map_err(|_| malformed(WHAT, "it is not text"))?;
+        Ok(Self {
+            code,
+            bytes: [bytes[1], bytes[2]],
+            words: [word(bytes, 3), word(bytes, 11), word(bytes, 19)],
+            text: text.to_owned(),
+        })
     }
 }
 
-const LIST: &str = "list";
-
-const OUT_OF_RANGE: u8 = 1;
-const ACCESS: u8 = 2;
-const STALE: u8 = 3;
-const MISALIGNED: u8 = 4;
-const TORN: u8 = 5;
-const TEXT: u8 = 6;
-
-/// Operations that a refusal can name; the place in the list is the number on the wire, so only append. Names that are
-/// not here, and numbers of a newer list, become the first.
-const OPERATIONS: [&str; 19] = [
-    "operation",
-    "put",
-    "put_from",
-    "put_list",
-    "put_signal",
-    "get",
-    "get_into",
-    "get_list",
-    "signal",
-    "atomic",
-    "fetch_add",
-    "swap",
-    "compare_swap",
-    "accumulate",
-    "attach",
-    "detach",
-    "flush",
-    "fence",
-    "list",
-];
-
-fn operation_number(name: &str) -> u8 {
-    OPERATIONS.iter().position(|n| *n == name).and_then(|i| u8::try_from(i).ok()).unwrap_or(0)
-}
-
-fn operation_name(number: u8) -> &'static str {
-    OPERATIONS.get(usize::from(number)).unwrap_or(&OPERATIONS[0])
-}
-
-fn access(fields: &mut Fields<'_>) -> Result<Access> {
-    let bits = fields.u8()?;
-    Access::from_bits(bits).ok_or_else(|| fields.malformed(format!("unknown rights {bits:#04x}")))
-}
-
-/// As much of a text as fits, cut between two characters.
-fn short(text: &str) -> &str {
-    let end = (0..=text.len().min(MAX_TEXT)).rev().find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or(0)]
-}
-
-fn malformed(why: String) -> Error {
-    Error::Malformed { what: LIST, why }
+/// Decodes arbitrary bytes, for the fuzzer.
+#[doc(hidden)]
+pub fn fuzz_control(bytes: &[u8]) {
+    if let Ok(refusal) = Refusal::decode(bytes) {
+        let _ = refusal.outcome("put").to_string();
+        assert_eq!(refusal.encode(), bytes);
+    }
+    if let Ok(attach) = Attach::decode(bytes) {
+        assert_eq!(attach.encode(), bytes);
+        let _ = attach.region();
+    }
+    if let Ok((parts, _)) = decode_parts(bytes) {
+        let mut out = Vec::new();
+        encode_parts(&parts, &mut out);
+        assert_eq!(out, bytes);
+    }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_come_back_as_they_went(parts in prop::collection::vec((any::<u64>(), 0..1_u64 << 40), 0..100)) {
+            let mut bytes = Vec::new();
+            encode_parts(&parts, &mut bytes);
+            let (back, total) = decode_parts(&bytes).unwrap();
+            prop_assert_eq!(total, parts.iter().map(|p| p.1).sum::<u64>());
+            prop_assert_eq!(back, parts);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes: Vec<u8>) {
+            fuzz_control(&bytes);
+        }
+
+        #[test]
+        fn texts_of_any_size_are_cut_at_the_limit(text in "\\PC{0,400}") {
+            let refusal = Refusal::new(&Error::invalid("put", text.repeat(3)));
+            prop_assert!(refusal.encode().len() <= Refusal::MOST);
+            prop_assert_eq!(Refusal::decode(&refusal.encode()).unwrap(), refusal);
+        }
+    }
+
+    #[test]
+    fn refusals_say_the_same_on_both_sides() {
+        let errors = [
+            Error::OutOfRange { operation: "put", offset: 1, size: u64::MAX, limit: 3 },
+            Error::Access { operation: "put", needed: Access::WRITE, granted: Access::READ | Access::SIGNAL },
+            Error::Stale { operation: "put", what: Stale::Epoch, held: 4, current: 5 },
+            Error::Stale { operation: "put", what: Stale::Incarnation, held: 4, current: 5 },
+            Error::Misaligned { operation: "put", offset: 3, align: 8 },
+            Error::invalid("put", "signal 3 does not exist"),
+            Error::Torn { operation: "put", offset: 4096, size: 4096 },
+        ];
+        for error in errors {
+            let back = Refusal::decode(&Refusal::new(&error).encode()).unwrap();
+            assert_eq!(back.error("put").to_string(), error.to_string());
+        }
+        let late = Error::failed("put", Outcome::NotApplied, Failure::new(None, Cause::Earlier, "lost"));
+        let back = Refusal::decode(&Refusal::new(&late).encode()).unwrap().outcome("signal");
+        assert_eq!(back.outcome(), Some(Outcome::NotApplied));
+    }
+
+    #[test]
+    fn sums_that_overflow_are_refused() {
+        for parts in [vec![(0, u64::MAX), (0, 2)], vec![(0, 1 << 63)], vec![(0, 1 << 62), (0, 1)]] {
+            let mut bytes = Vec::new();
+            encode_parts(&parts, &mut bytes);
+            assert!(decode_parts(&bytes).is_err());
+        }
+        assert!(decode_parts(&[0; 15]).is_err());
+    }
+}

@@ -1,0 +1,1 @@
+//! What the transport promises, over loopback.
