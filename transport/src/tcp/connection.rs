@@ -82,6 +82,8 @@ struct Out {
     armed: bool,
     acked: u64,
     received: usize,
+    /// Ticks since writing failed.
+    broken: u32,
     last_write: u64,
     last_use: u64,
     over: Option<Arc<Failure>>,
@@ -118,6 +120,7 @@ impl Connection {
             armed: false,
             acked: 0,
             received: 0,
+            broken: 0,
             last_write: 0,
             last_use: 0,
             over: None,
@@ -311,6 +314,15 @@ impl Connection {
         if out.queue.take_wrote() {
             out.last_write = now;
             out.last_use = now;
+        }
+        if let Some(errno) = out.queue.broken() {
+            // Reading tells more about the end, and comes first; an error of writing alone counts after a while.
+            out.broken += 1;
+            if out.broken > 5 {
+                drop(out);
+                self.ended(End::Io(errno));
+                return;
+            }
         }
         if out.queue.is_empty() {
             if out.queue.owed() > 0 {

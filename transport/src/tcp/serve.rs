@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use transom_registry::Grant;
 use transom_registry::element::{Atomic, Dtype, Reduce};
 use transom_registry::exposed::{Exposed, Locker};
-use transom_registry::Grant;
 use transom_registry::{Access, Cause, Error, Failure, Kind, Outcome, Registry, Result};
 
 use super::control::{Attach, Refusal, decode_parts};

@@ -19,8 +19,6 @@ pub(crate) struct Socket(OwnedFd);
 pub(crate) struct Heard {
     /// How long ago its kernel acknowledged something.
     pub(crate) ack: Duration,
-    /// Whether bytes of ours are on their way.
-    pub(crate) unacked: bool,
 }
 
 impl Socket {
@@ -102,10 +100,7 @@ impl Socket {
                 &mut size,
             )
         };
-        (done == 0).then(|| Heard {
-            ack: Duration::from_millis(info.tcpi_last_ack_recv.into()),
-            unacked: info.tcpi_unacked > 0,
-        })
+        (done == 0).then(|| Heard { ack: Duration::from_millis(info.tcpi_last_ack_recv.into()) })
     }
 
     /// Ends both directions; the descriptor stays until it is dropped.

@@ -1,1 +1,0 @@
-//! What the transport promises, over loopback.
