@@ -32,6 +32,10 @@ impl Owner {
         let pid = rustix::process::Pid::from_child(&self.0);
         let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
+        if signal == rustix::process::Signal::STOP {
+            // All of its threads stand still once it can be waited for.
+            rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED).unwrap();
+        }
     }
 }
 
