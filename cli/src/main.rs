@@ -1,2 +1,58 @@
-//! The `transom` command.
-fn main() {}
+//! The `transom` command: parses what it is asked for, and hands it to the module that does it.
+
+#![expect(clippy::print_stderr, reason = "a command tells its user what went wrong")]
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+mod info;
+mod launch;
+mod perf;
+
+#[derive(Debug, Parser)]
+#[command(name = "transom", version, about = "Registered memory windows into other processes: the command")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Launch(launch::Options),
+    Info(info::Options),
+    /// Measure the transports beside what could be written by hand on this machine
+    Perf(perf::Options),
+    /// The second rank of `perf`, which starts it itself
+    #[command(hide = true)]
+    PerfRank {
+        #[arg(long)]
+        self_check: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let done: Result<ExitCode, Box<dyn std::error::Error>> = match Cli::parse().command {
+        Command::Launch(options) => launch::run(&options).map_err(Into::into),
+        Command::Info(options) => info::run(&options).map(print).map_err(Into::into),
+        Command::Perf(options) => {
+            perf::run(&options, std::io::stdout().lock()).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
+        Command::PerfRank { self_check } => {
+            perf::serve(self_check).map(|()| ExitCode::SUCCESS).map_err(Into::into)
+        }
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("transom: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a command prints what it was asked for")]
+fn print(text: String) -> ExitCode {
+    print!("{text}");
+    ExitCode::SUCCESS
+}

@@ -130,7 +130,7 @@ impl Header {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset + 8 <= self.layout.size() && offset % 8 == 0);
+        debug_assert!(offset + 8 <= self.layout.size() && offset.is_multiple_of(8));
         // SAFETY: inside the mapping (`create` and `map` made it at least `layout.size()` large, and callers index
         // within the layout), aligned, and only ever touched through atomics.
         unsafe { self.base.add(offset).cast().as_ref() }

@@ -225,10 +225,10 @@ mod tests {
         }
 
         #[test]
-        fn no_single_flipped_bit_is_taken(region in any_region(), at: prop::sample::Index, bit in 0..8) {
+        fn no_single_flipped_bit_is_taken(region in any_region(), at: prop::sample::Index, bit in 0..8_u32) {
             let mut bytes = region.to_bytes();
             let at = at.index(bytes.len());
-            bytes[at] ^= 1 << bit;
+            bytes[at] ^= 1_u8 << bit;
             prop_assert!(RemoteRegion::from_bytes(&bytes).is_err());
         }
 

@@ -13,7 +13,7 @@ use transom_registry::{
 };
 
 use crate::backend::{Host, Transport};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timers};
 use crate::local::Local;
 use crate::peer::{self, Peer};
 use crate::progress::{Driver, Page, Progress, Wait};
@@ -25,6 +25,8 @@ use crate::spec;
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Smallest and largest memory that gets into borrowed buffers go through.
 const BOUNCE_SIZES: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
+/// How many lost processes are remembered.
+const MOST_FAILURES: usize = 1 << 20;
 /// How many of each size are kept.
 const BOUNCES_KEPT: usize = 8;
 
@@ -60,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) progress: Arc<Progress>,
     timeout: Duration,
     peers: Mutex<HashMap<Incarnation, Weak<peer::Inner>>>,
+    /// Who was lost, and why, also when no peer was open to it.
+    failures: Mutex<HashMap<Incarnation, Arc<Failure>>>,
     bounces: Mutex<[Vec<MemoryRegion>; BOUNCE_SIZES.len()]>,
     secret: Secret,
     unusable: Vec<(String, Error)>,
@@ -86,6 +90,7 @@ pub struct ContextBuilder {
     local_ranks: usize,
     wait: Wait,
     clock: Option<Clock>,
+    only_given: bool,
 }
 
 /// Opens a transport for the host that it is given.
@@ -112,6 +117,14 @@ impl ContextBuilder {
     #[must_use]
     pub fn transport(mut self, open: Opener) -> Self {
         self.given.push(GivenTransport(open));
+        self
+    }
+
+    /// A transport that the program opens itself, and no other: not even `local`.
+    #[must_use]
+    pub fn only_transport(mut self, open: Opener) -> Self {
+        self.only_given = true;
+        self.given = vec![GivenTransport(open)];
         self
     }
 
@@ -158,7 +171,7 @@ impl ContextBuilder {
     pub fn build(self) -> Result<Context> {
         crate::fork::mark();
         crate::fork::check("open a context")?;
-        let specs = spec::parse(self.transports)?;
+        let specs = if self.only_given { Vec::new() } else { spec::parse(self.transports)? };
         let page = Arc::new(Page::new()?);
         let incarnation = Incarnation::random()?;
         let registry = Registry::new(incarnation, page.clone());
@@ -174,7 +187,7 @@ impl ContextBuilder {
         let tasks = runtime.as_ref().map(|r| r.handle().clone());
         let clock = match (self.clock, &tasks) {
             (Some(clock), _) => clock,
-            (None, Some(tasks)) => Clock::Machine(tasks.clone()),
+            (None, Some(tasks)) => Clock::Machine(Timers::new(tasks.clone())),
             (None, None) => return Err(Error::invalid("open a context", "it has no clock")),
         };
         let progress = Progress::new(page.clone(), self.local_ranks, self.timeout, clock)?;
@@ -201,16 +214,27 @@ impl ContextBuilder {
             page: page.clone(),
             kick: Arc::new({
                 let page = page.clone();
-                move || transom_registry::exposed::Bell::ring(&*page)
+                let driven = progress.clock().is_virtual().then(|| Arc::downgrade(&progress));
+                move || match &driven {
+                    None => transom_registry::exposed::Bell::ring(&*page),
+                    Some(progress) => {
+                        if let Some(progress) = progress.upgrade() {
+                            progress.drive();
+                        }
+                    }
+                }
             }),
         };
         // The alive lock is held before anybody can connect.
         let driver = runtime.map(|runtime| Driver::start(runtime, &progress, &page)).transpose()?;
-        let local: Arc<dyn Transport> = Local::open(&host);
-        let mut addresses = local.addresses();
-        progress.add_transport(local)?;
+        let mut addresses = Vec::new();
+        if !self.only_given {
+            let local: Arc<dyn Transport> = Local::open(&host);
+            addresses.extend(local.addresses());
+            progress.add_transport(local)?;
+        }
         let mut unusable = Vec::new();
-        let mut opened = 1;
+        let mut opened = 0;
         for (name, spec) in specs {
             if name == "local" {
                 continue;
@@ -231,7 +255,7 @@ impl ContextBuilder {
             progress.add_transport(transport)?;
             opened += 1;
         }
-        if opened == 1
+        if opened == 0
             && let Some((_, error)) = unusable.first()
         {
             return Err(error.clone());
@@ -242,6 +266,7 @@ impl ContextBuilder {
             progress,
             timeout: self.timeout,
             peers: Mutex::default(),
+            failures: Mutex::default(),
             bounces: Mutex::default(),
             secret,
             unusable,
@@ -264,6 +289,7 @@ impl Context {
             local_ranks: 1,
             wait: Wait::Adaptive,
             clock: None,
+            only_given: false,
         }
     }
 
@@ -385,6 +411,7 @@ impl Context {
     pub async fn connect_to(&self, incarnation: Incarnation, addresses: &[String]) -> Result<Peer> {
         const OPERATION: &str = "connect";
         crate::fork::check(OPERATION)?;
+        self.0.progress.check_open(OPERATION)?;
         if let Some(peer) = self.0.peer(incarnation)
             && peer.failure().is_none()
         {
@@ -410,7 +437,14 @@ impl Context {
         Err(Error::Unreachable { peer: format!("incarnation {incarnation}"), tried: tried.join("; ") })
     }
 
-    /// Says goodbye to all peers and stops: later calls to its peers fail.
+    /// Why the process with this identity was lost; `None` while it lives, or when this one was never connected to it.
+    #[must_use]
+    pub fn failure_of(&self, incarnation: Incarnation) -> Option<Arc<Failure>> {
+        self.0.failures.lock().get(&incarnation).cloned()
+    }
+
+    /// Says goodbye to all peers and stops: later calls to its peers, and its waits, are [`Error::Closed`]. What is in
+    /// flight is not waited for: flush before.
     pub fn close(&self) {
         self.0.close();
     }
@@ -463,6 +497,11 @@ impl Inner {
     }
 
     fn lost(&self, incarnation: Incarnation, failure: &Arc<Failure>) {
+        let mut failures = self.failures.lock();
+        if failures.len() < MOST_FAILURES {
+            failures.entry(incarnation).or_insert_with(|| failure.clone());
+        }
+        drop(failures);
         if let Some(peer) = self.peer(incarnation) {
             peer.fail(failure);
         }
@@ -493,12 +532,18 @@ impl Inner {
         if crate::fork::is_child() {
             return;
         }
+        self.progress.close();
+        let peers: Vec<_> = self.peers.lock().values().filter_map(Weak::upgrade).collect();
+        for peer in peers {
+            Peer(peer).close();
+        }
         for transport in self.progress.transports() {
             transport.close();
         }
         if let Some(driver) = &self.driver {
             driver.stop();
         }
+        self.progress.scan();
     }
 }
 

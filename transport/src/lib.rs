@@ -27,7 +27,9 @@ mod region;
 mod request;
 pub mod route;
 pub mod secret;
+mod shm;
 mod signal;
+pub mod sim;
 mod spec;
 #[doc(hidden)]
 pub mod tcp;
@@ -40,6 +42,8 @@ pub use progress::Wait;
 pub use region::PeerRegion;
 pub use request::Request;
 pub use secret::Secret;
+#[doc(hidden)]
+pub use shm::fuzz_shm_message;
 pub use signal::{Producers, Signal, Signals};
 pub use spec::{Open, VARIABLE, register_transport, transport_names};
 pub use transom_registry::element::{Atomic, Dtype, Element, Reduce};

@@ -159,7 +159,7 @@ impl<'a> Route<'a> {
             return None;
         }
         let at = self.address(offset);
-        if at.addr() % 8 != 0 || offset % 8 != 0 {
+        if !at.addr().is_multiple_of(8) || !offset.is_multiple_of(8) {
             return None;
         }
         // SAFETY: inside the mapping that the table keeps, aligned; typed accesses to exposed memory are atomic.
@@ -189,6 +189,18 @@ impl<'a> Route<'a> {
         Some(word::signal_add(signal, asleep, add))
     }
 
+    /// The 64-bit word at `offset`, a multiple of 8 inside the region, resolved. `None`: not mapped, or not aligned.
+    #[must_use]
+    pub fn slot(self, offset: u64) -> Option<Slot<'a>> {
+        let size = self.0.write.load(Ordering::Acquire).max(self.0.atomic.load(Ordering::Acquire));
+        let at = self.address(offset);
+        if !inside(offset, 8, size) || !at.addr().is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: inside the mapping that the table keeps, aligned; typed accesses to exposed memory are atomic.
+        Some(Slot { route: self, word: unsafe { AtomicU64::from_ptr(at.cast()) } })
+    }
+
     /// Makes everything that this thread did on the route delivered, and what it does after it later.
     #[inline(always)]
     #[must_use]
@@ -196,6 +208,36 @@ impl<'a> Route<'a> {
         let open = self.0.write.load(Ordering::Relaxed) | self.0.read.load(Ordering::Relaxed);
         fence(Ordering::SeqCst);
         open != 0
+    }
+}
+
+/// A word by a route, resolved once: what is left to check is whether the route is still open.
+#[derive(Debug, Clone, Copy)]
+pub struct Slot<'a> {
+    route: Route<'a>,
+    word: &'a AtomicU64,
+}
+
+impl<'a> Slot<'a> {
+    /// The word, if it may be put to now.
+    #[inline(always)]
+    #[must_use]
+    pub fn put(self) -> Option<&'a AtomicU64> {
+        (self.route.0.write.load(Ordering::Relaxed) != 0 && self.route.is_live()).then_some(self.word)
+    }
+
+    /// The word, if atomics may go to it now.
+    #[inline(always)]
+    #[must_use]
+    pub fn atomic(self) -> Option<&'a AtomicU64> {
+        (self.route.0.atomic.load(Ordering::Relaxed) != 0 && self.route.is_live()).then_some(self.word)
+    }
+
+    /// As [`Route::flush`].
+    #[inline(always)]
+    #[must_use]
+    pub fn flush(self) -> bool {
+        self.route.flush()
     }
 }
 

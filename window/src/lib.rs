@@ -1,5 +1,36 @@
-//! Registered memory windows into other processes.
+//! Registered memory windows into other processes: put, get, signal, fence, flush.
+//!
+//! A [`Team`] is an ordered set of ranks that meet in a [`Store`]. A [`Window`] is one region of memory per rank: any rank
+//! puts bytes straight into another's part, gets them, adds to its signals, and waits for its own.
+//!
+//! | what | means | the letter |
+//! |---|---|---|
+//! | *completed* | the source buffer may be reused | the letter is in the box |
+//! | *delivered* | the bytes are in the target's memory | it is in their letter box |
+//! | *signalled* | the target can know | the flag is up |
+//! | *fence* | orders, never waits | this one before that one |
+//! | *flush* | waits until delivered | a receipt |
+//!
+//! The example at [`Team`] runs on a bare machine. Without a team, [`Context`] and [`Peer`] have the same calls for one
+//! region of one process. Errors are one enum, [`Error`]; each operation has exactly one [`Outcome`].
 
+#![forbid(unsafe_code)]
+
+pub mod environment;
 pub mod store;
+mod team;
+mod window;
+
+/// The number of a process in a team.
+pub type Rank = u32;
 
 pub use store::{Store, StoreServer};
+pub use team::{Team, TeamBuilder};
+pub use transom_registry::element;
+pub use transom_transport::{
+    Access, Atomic, Cause, Context, ContextBuilder, Dtype, Element, Error, Failure, File, Foreign, Host,
+    Incarnation, Kind, List, Memory, MemoryRegion, Outcome, Peer, PeerRegion, Producers, Reduce,
+    RemoteRegion, Request, Result, Secret, Signal, Signals, Slice, Stale, Wait, register_transport,
+    transport_names,
+};
+pub use window::{DEFAULT_SIGNALS, Slot, Window, WindowBuilder};

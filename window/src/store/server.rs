@@ -42,7 +42,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub struct StoreServer {
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
-    stopped: std_mpsc::Receiver<()>,
+    stopped: parking_lot::Mutex<std_mpsc::Receiver<()>>,
     thread: Option<JoinHandle<()>>,
     process: u32,
 }
@@ -80,7 +80,13 @@ impl StoreServer {
                 let _ = say_stopped.send(());
             })
             .map_err(|e| Error::io("start the store server's thread", e))?;
-        Ok(Self { address, stop: Some(stop), stopped, thread: Some(thread), process: std::process::id() })
+        Ok(Self {
+            address,
+            stop: Some(stop),
+            stopped: stopped.into(),
+            thread: Some(thread),
+            process: std::process::id(),
+        })
     }
 
     /// Where it listens, with the port that it was given.
@@ -98,7 +104,7 @@ impl Drop for StoreServer {
             return;
         }
         self.stop = None;
-        match self.stopped.recv_timeout(STOP) {
+        match self.stopped.lock().recv_timeout(STOP) {
             Err(std_mpsc::RecvTimeoutError::Timeout) => {
                 tracing::warn!(address = %self.address, "the store server's thread does not end, it is left behind");
             }

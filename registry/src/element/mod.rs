@@ -1,5 +1,14 @@
 //! Elements: the types that accumulate and collectives know, and what can be done with two of them.
 
+mod reduce;
+#[cfg(test)]
+mod tests;
+mod typed;
+
+pub use half::{bf16, f16};
+pub use reduce::reduce;
+pub use typed::{Element, as_bytes, as_bytes_mut};
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -123,28 +132,4 @@ impl Atomic {
     pub fn from_u8(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|a| *a as u8 == number)
     }
-}
-
-/// Reduces `count` elements of `from` into `into`, element by element, without any lock.
-///
-/// # Safety
-/// - `into` is valid for reads and writes of `count * dtype.size()` bytes, `from` for reads of as many;
-/// - they do not overlap; any alignment is allowed;
-/// - nobody else writes `into` through this function at the same time (the caller holds the stripe's lock).
-pub unsafe fn reduce(dtype: Dtype, operation: Reduce, into: *mut u8, from: *const u8, count: usize) {
-    let _ = (dtype, operation, into, from, count);
-}
-
-/// A plain element type.
-pub trait Element: Copy + Send + Sync + 'static {
-    /// Its number.
-    const DTYPE: Dtype;
-}
-impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-}
-/// Bytes of elements.
-pub fn as_bytes<T: Element>(from: &[T]) -> &[u8] {
-    // SAFETY: stub.
-    unsafe { std::slice::from_raw_parts(from.as_ptr().cast(), std::mem::size_of_val(from)) }
 }

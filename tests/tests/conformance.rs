@@ -1,0 +1,8 @@
+//! Every case on every transport: one line each.
+
+use transom_tests::{Real, Simulated, carrier, conformance};
+
+conformance!(local, Real::new("local"));
+conformance!(third_party, Real::registered("carrier", carrier::opener("carrier")));
+conformance!(shm, Real::new("shm"));
+conformance!(sim, Simulated::new(1), simulated);

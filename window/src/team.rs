@@ -1,0 +1,660 @@
+//! An ordered set of ranks that meet in a store.
+
+use std::fmt;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, RemoteRegion, Result};
+use transom_transport::{Context, PeerRegion, Producers, Secret, Signals, Wait};
+
+use crate::Rank;
+use crate::environment::{MOST_RANKS, Meeting, Place};
+use crate::store::{Store, StoreServer};
+
+/// Rounds of a barrier among [`MOST_RANKS`] ranks.
+const ROUNDS: u32 = MOST_RANKS.ilog2();
+/// Bytes of a team's own window: it has nothing but signals.
+const CONTROL_SIZE: usize = 4096;
+/// How long an error waits for the launcher to say how a rank ended.
+const VERDICT: Duration = Duration::from_millis(50);
+
+/// An ordered set of ranks with an epoch.
+///
+/// A handle: clones are the same team.
+///
+/// # Examples
+/// Two ranks as threads of one process:
+/// ```
+/// use transom::{Store, Team, Window};
+///
+/// let store = Store::in_process();
+/// std::thread::scope(|scope| {
+///     for rank in 0..2 {
+///         let store = store.clone();
+///         scope.spawn(move || -> transom::Result<()> {
+///             let team = Team::builder().store(store).rank(rank).size(2).transports("local").build()?;
+///             let window = Window::allocate(&team, 4096)?;
+///             if team.rank() == 0 {
+///                 window.put_signal(1, 0, b"hello", 0, 1)?;
+///             } else {
+///                 window.signal(0)?.wait_at_least(1, team.timeout())?;
+///                 let mut seen = [0; 5];
+///                 window.local().read(0, &mut seen)?;
+///                 assert_eq!(&seen, b"hello");
+///             }
+///             team.barrier()
+///         });
+///     }
+/// });
+/// ```
+#[derive(Clone)]
+pub struct Team(Arc<Inner>);
+
+struct Inner {
+    context: Context,
+    store: Store,
+    rank: Rank,
+    size: u32,
+    epoch: u64,
+    timeout: Duration,
+    control: MemoryRegion,
+    signals: Signals,
+    members: Vec<RemoteRegion>,
+    /// Where the launcher tells how ranks end, and which rank of the launch each member is.
+    launch: Option<(Store, Vec<Rank>)>,
+    links: Vec<Mutex<Option<PeerRegion>>>,
+    barriers: tokio::sync::Mutex<u64>,
+    /// Collective calls are numbered, so that each meets under a name of its own.
+    windows: AtomicU64,
+    splits: AtomicU64,
+    /// The store's server, when this rank keeps it.
+    _server: Option<Arc<StoreServer>>,
+}
+
+impl fmt::Debug for Team {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Team")
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("epoch", &self.epoch())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Builds a [`Team`].
+#[derive(Debug)]
+pub struct TeamBuilder {
+    store: Option<Store>,
+    context: Option<Context>,
+    server: Option<Arc<StoreServer>>,
+    name: String,
+    rank: Option<Rank>,
+    size: Option<u32>,
+    local_size: Option<u32>,
+    launched: bool,
+    transports: Option<String>,
+    secret: Option<Secret>,
+    timeout: Duration,
+    wait: Wait,
+}
+
+impl TeamBuilder {
+    /// Where the ranks meet.
+    #[must_use]
+    pub fn store(mut self, store: Store) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// An opened context to use, instead of one for this team.
+    #[must_use]
+    pub fn context(mut self, context: Context) -> Self {
+        self.context = Some(context);
+        self
+    }
+
+    /// Its name in the store; several teams in one store have different ones.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = name.to_owned();
+        self
+    }
+
+    /// This process's rank.
+    #[must_use]
+    pub fn rank(mut self, rank: Rank) -> Self {
+        self.rank = Some(rank);
+        self
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn size(mut self, size: u32) -> Self {
+        self.size = Some(size);
+        self
+    }
+
+    /// How many of them are on this host: when they are more than the cores, waits give the core away early.
+    #[must_use]
+    pub fn local_size(mut self, size: u32) -> Self {
+        self.local_size = Some(size);
+        self
+    }
+
+    /// The transports, best first: `"shm,tcp:0.0.0.0:0"`.
+    #[must_use]
+    pub fn transports(mut self, specs: &str) -> Self {
+        self.transports = Some(specs.to_owned());
+        self
+    }
+
+    /// The job's secret.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// The deadline of blocking calls; 30 s without it.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How blocking waits pass the time.
+    #[must_use]
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Meets the other ranks. Returns when all of them are there.
+    ///
+    /// # Errors
+    /// [`Error::Expired`] that names the missing ranks; [`Error::Invalid`] when ranks disagree on the size or two claim
+    /// one rank; as for [`Context`].
+    pub fn build(self) -> Result<Team> {
+        let timeout = self.timeout;
+        let prepared = self.prepare()?;
+        let context = prepared.context.clone();
+        context.block_on("meet the team", timeout, prepared.meet())?
+    }
+
+    /// The async form of [`TeamBuilder::build`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves this rank's place in the store taken: build again under another name.
+    pub async fn build_async(self) -> Result<Team> {
+        self.prepare()?.meet().await
+    }
+
+    fn prepare(self) -> Result<Meet> {
+        const OPERATION: &str = "build a team";
+        let missing = |what: &str| Error::invalid(OPERATION, format!("{what} is missing"));
+        let size = self.size.ok_or_else(|| missing("the size"))?;
+        let rank = self.rank.ok_or_else(|| missing("the rank"))?;
+        if size == 0 || size > MOST_RANKS {
+            return Err(Error::invalid(OPERATION, format!("a size of {size} is not in 1 to {MOST_RANKS}")));
+        }
+        if rank >= size {
+            return Err(Error::NoSuchRank { operation: OPERATION, rank, size });
+        }
+        let store = match (self.store, size) {
+            (Some(store), _) => store,
+            (None, 1) => Store::in_process(),
+            (None, _) => return Err(missing("the store")),
+        };
+        let context = match self.context {
+            Some(context) => context,
+            None => {
+                let mut builder = Context::builder()
+                    .timeout(self.timeout)
+                    .wait(self.wait)
+                    .local_ranks(self.local_size.unwrap_or(size) as usize);
+                if let Some(specs) = &self.transports {
+                    builder = builder.transports(specs);
+                }
+                if let Some(secret) = self.secret {
+                    builder = builder.secret(secret);
+                }
+                builder.build()?
+            }
+        };
+        let launch = self.launched.then(|| (store.clone(), rank));
+        let store = store.prefix(&format!("team/{}", self.name)).within(self.timeout);
+        Ok(Meet { context, store, launch, server: self.server, rank, size, epoch: 1, timeout: self.timeout })
+    }
+}
+
+/// Everything that a team is made of, before it has met.
+struct Meet {
+    context: Context,
+    store: Store,
+    /// Where the launcher tells how ranks end, and this one's rank of the launch.
+    launch: Option<(Store, Rank)>,
+    server: Option<Arc<StoreServer>>,
+    rank: Rank,
+    size: u32,
+    epoch: u64,
+    timeout: Duration,
+}
+
+impl Meet {
+    async fn meet(self) -> Result<Team> {
+        const OPERATION: &str = "meet the team";
+        let control = self.context.register(Host::builder(CONTROL_SIZE).sparse(true).build()?, ROUNDS)?;
+        let mine = control.export_for_epoch(0..CONTROL_SIZE, Access::SIGNAL, self.epoch)?;
+        let mut record = self.size.to_le_bytes().to_vec();
+        record.extend(self.launch.as_ref().map_or(self.rank, |(_, rank)| *rank).to_le_bytes());
+        record.extend(mine.to_bytes());
+        let key = format!("rank/{}", self.rank);
+        let there = self.store.compare_set_async(&key, None, &record).await?;
+        if there != record {
+            let why = format!(
+                "rank {} is taken by another process (are two launched with it, or is the store old?)",
+                self.rank
+            );
+            return Err(Error::invalid(OPERATION, why));
+        }
+        let keys: Vec<String> = (0..self.size).map(|rank| format!("rank/{rank}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let records =
+            self.store.get_many_async(&keys, self.timeout).await.map_err(|e| missing_ranks(e, self.size))?;
+        let mut members = Vec::with_capacity(records.len());
+        let mut launched = Vec::with_capacity(records.len());
+        for (rank, record) in records.iter().enumerate() {
+            let cut = || Error::Malformed { what: "team record", why: format!("rank {rank}'s is cut short") };
+            let (size, rest) = record.split_first_chunk::<4>().ok_or_else(cut)?;
+            let (of_launch, region) = rest.split_first_chunk::<4>().ok_or_else(cut)?;
+            let size = u32::from_le_bytes(*size);
+            launched.push(Rank::from_le_bytes(*of_launch));
+            if size != self.size {
+                let why = format!(
+                    "rank {rank} says that the team has {size} ranks, rank {} says {}",
+                    self.rank, self.size
+                );
+                return Err(Error::invalid(OPERATION, why));
+            }
+            members.push(RemoteRegion::from_bytes(region)?);
+        }
+        let signals = self.context.signals(&control);
+        let links = members.iter().map(|_| Mutex::default()).collect();
+        Ok(Team(Arc::new(Inner {
+            context: self.context,
+            store: self.store,
+            rank: self.rank,
+            size: self.size,
+            epoch: self.epoch,
+            timeout: self.timeout,
+            control,
+            signals,
+            members,
+            launch: self.launch.map(|(store, _)| (store, launched)),
+            links,
+            barriers: tokio::sync::Mutex::new(0),
+            windows: AtomicU64::new(0),
+            splits: AtomicU64::new(0),
+            _server: self.server,
+        })))
+    }
+}
+
+/// Says which ranks did not come, in the team's words.
+fn missing_ranks(error: Error, size: u32) -> Error {
+    match error {
+        Error::Expired { after, detail, .. } => Error::Expired {
+            operation: "meet the team",
+            rank: None,
+            after,
+            detail: format!("of {size} ranks these are missing: {detail}"),
+            outcome: None,
+        },
+        other => other,
+    }
+}
+
+impl Team {
+    /// Begins to build a team by hand.
+    #[must_use]
+    pub fn builder() -> TeamBuilder {
+        TeamBuilder {
+            store: None,
+            context: None,
+            server: None,
+            name: "0".into(),
+            rank: None,
+            size: None,
+            local_size: None,
+            launched: false,
+            transports: None,
+            secret: None,
+            timeout: transom_transport::DEFAULT_TIMEOUT,
+            wait: Wait::Adaptive,
+        }
+    }
+
+    /// Meets the ranks that the launcher started: `transom launch`, torchrun, Slurm, Open MPI or PMI. Alone, without any
+    /// of them, a team of one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the variable; as for [`TeamBuilder::build`].
+    pub fn from_env() -> Result<Self> {
+        Self::builder_from_env()?.build()
+    }
+
+    /// As [`Team::from_env`], to be changed before it is built.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn builder_from_env() -> Result<TeamBuilder> {
+        let place = Place::from_env()?;
+        let mut builder = Self::builder().rank(place.rank).size(place.size);
+        builder.local_size = place.local_size;
+        builder.launched = place.launched;
+        let timeout = builder.timeout;
+        match place.meeting {
+            Meeting::Alone => {}
+            Meeting::Url(url) => {
+                let secret = Secret::from_env()?;
+                builder = builder.store(Store::open(&url, &secret, timeout)?).secret(secret);
+            }
+            Meeting::RankZero(address) => {
+                let secret = Secret::from_env()?;
+                if place.rank == 0 {
+                    let at =
+                        address.to_socket_addrs().ok().and_then(|mut all| all.next()).ok_or_else(|| {
+                            Error::Config {
+                                name: "MASTER_ADDR".into(),
+                                value: address.clone(),
+                                why: "it cannot be resolved".into(),
+                            }
+                        })?;
+                    builder.server = Some(Arc::new(StoreServer::bind(at, &secret)?));
+                }
+                builder = builder.store(Store::connect(&address, &secret, timeout)?).secret(secret);
+            }
+        }
+        Ok(builder)
+    }
+
+    /// This process's rank.
+    #[inline]
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.0.rank
+    }
+
+    /// How many ranks there are.
+    #[inline]
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.0.size
+    }
+
+    /// How often its members have changed: 1 for a team that was just built.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.0.epoch
+    }
+
+    /// The deadline of its blocking calls.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// Its context.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Its part of the store.
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.0.store
+    }
+
+    /// Checks a rank.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRank`].
+    pub fn check_rank(&self, operation: &'static str, rank: Rank) -> Result<()> {
+        if rank < self.size() {
+            Ok(())
+        } else {
+            Err(Error::NoSuchRank { operation, rank, size: self.size() })
+        }
+    }
+
+    /// Why a rank failed, as far as this one knows: `None` while it lives.
+    #[must_use]
+    pub fn failure(&self, rank: Rank) -> Option<Arc<Failure>> {
+        self.0.context.failure_of(self.0.members.get(rank as usize)?.incarnation)
+    }
+
+    /// The number of the next collective window.
+    pub(crate) fn next_window(&self) -> u64 {
+        self.0.windows.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Fails once every one of these ranks has.
+    pub(crate) fn producers(&self, ranks: Vec<Rank>) -> Producers {
+        let team = Arc::downgrade(&self.0);
+        Arc::new(move || {
+            let team = Self(team.upgrade()?);
+            let mut first = None;
+            for rank in &ranks {
+                let failure = team.failure(*rank)?;
+                first.get_or_insert(failure);
+            }
+            first
+        })
+    }
+
+    /// An error of a rank, with its number, and with how it ended where the launcher knows that.
+    #[cold]
+    pub(crate) fn tell(&self, rank: Rank, error: Error) -> Error {
+        let error = error.at_rank(rank);
+        let Error::Failed(mut failed) = error else { return error };
+        if matches!(failed.failure.cause, Cause::Exited(None) | Cause::ConnectionLost)
+            && let Some(cause) = self.verdict(rank)
+        {
+            failed.failure = Arc::new(Failure { cause, ..(*failed.failure).clone() });
+        }
+        Error::Failed(failed)
+    }
+
+    /// How the launcher says that a rank ended.
+    fn verdict(&self, rank: Rank) -> Option<Cause> {
+        let (store, ranks) = self.0.launch.as_ref()?;
+        let said = store.get(&format!("exit/{}", ranks.get(rank as usize)?), VERDICT).ok()?;
+        let (kind, number) = std::str::from_utf8(&said).ok()?.split_once(' ')?;
+        match (kind, number.parse().ok()?) {
+            ("exited", code) => Some(Cause::Exited(Some(code))),
+            ("signaled", signal) => Some(Cause::Signaled(signal)),
+            _ => None,
+        }
+    }
+
+    /// The signals of a rank's control window.
+    async fn link(&self, rank: Rank) -> Result<PeerRegion> {
+        if let Some(link) = self.0.links[rank as usize].lock().as_ref() {
+            return Ok(link.clone());
+        }
+        let member = &self.0.members[rank as usize];
+        let peer = self.0.context.connect_async(member).await.map_err(|e| self.tell(rank, e))?;
+        let link = peer.open_async(member).await.map_err(|e| self.tell(rank, e))?;
+        *self.0.links[rank as usize].lock() = Some(link.clone());
+        Ok(link)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// Takes log2(size) rounds of one signal each (dissemination: Hensgen, Finkel and Manber, 1988). It orders nothing but
+    /// the calls themselves: flush a window before it to have its puts delivered.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when a rank that this one waits for has failed; [`Error::Expired`] that names it.
+    pub fn barrier(&self) -> Result<()> {
+        if let Some(done) = self.barrier_fast() {
+            return done;
+        }
+        self.0.context.block_on("barrier", self.timeout() + self.timeout(), self.barrier_async())?
+    }
+
+    /// The barrier over links that are all there already, without a task.
+    fn barrier_fast(&self) -> Option<Result<()>> {
+        let size = self.size();
+        let mut count = self.0.barriers.try_lock().ok()?;
+        let rounds = rounds(size);
+        for round in 0..rounds {
+            self.0.links[self.towards(round) as usize].lock().as_ref()?;
+        }
+        *count += 1;
+        for round in 0..rounds {
+            let to = self.towards(round);
+            let link = self.0.links[to as usize].lock().clone()?;
+            if let Err(error) = link.signal(round, 1) {
+                return Some(Err(self.tell(to, error)));
+            }
+            let from = self.from(round);
+            if let Err(error) =
+                self.round(from).and_then(|s| s.signal(round)?.wait_at_least(*count, self.timeout()))
+            {
+                return Some(Err(self.tell(from, error)));
+            }
+        }
+        Some(Ok(()))
+    }
+
+    /// The async form of [`Team::barrier`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// None: a barrier that was begun and dropped leaves the team's barriers out of step.
+    pub async fn barrier_async(&self) -> Result<()> {
+        let mut count = self.0.barriers.lock().await;
+        *count += 1;
+        for round in 0..rounds(self.size()) {
+            let to = self.towards(round);
+            self.link(to).await?.signal(round, 1).map_err(|e| self.tell(to, e))?;
+            let from = self.from(round);
+            let signal = self.round(from)?.signal(round)?;
+            signal.wait_at_least_async(*count, self.timeout()).await.map_err(|e| self.tell(from, e))?;
+        }
+        Ok(())
+    }
+
+    fn towards(&self, round: u32) -> Rank {
+        ((u64::from(self.rank()) + (1 << round)) % u64::from(self.size())) as Rank
+    }
+
+    fn from(&self, round: u32) -> Rank {
+        let size = u64::from(self.size());
+        ((u64::from(self.rank()) + size - ((1 << round) % size)) % size) as Rank
+    }
+
+    fn round(&self, from: Rank) -> Result<Signals> {
+        Ok(self.0.signals.clone().with_producers(self.producers(vec![from])))
+    }
+
+    /// Splits the team: ranks with the same color form a new one, in the order of their keys, then of their ranks.
+    /// Collective; `None` as color takes part and gets no team.
+    ///
+    /// # Errors
+    /// As for [`TeamBuilder::build`].
+    pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        self.0.context.block_on("split", self.timeout() + self.timeout(), self.split_async(color, key))?
+    }
+
+    /// The async form of [`Team::split`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// None: the other members wait for this one.
+    pub async fn split_async(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
+        const OPERATION: &str = "split";
+        let number = self.0.splits.fetch_add(1, Ordering::Relaxed);
+        let store = self.0.store.prefix(&format!("split/{number}"));
+        let mine = match color {
+            Some(color) => format!("{color} {key}"),
+            None => "none".into(),
+        };
+        store.set_async(&format!("{}", self.rank()), mine.as_bytes()).await?;
+        let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let said =
+            store.get_many_async(&keys, self.timeout()).await.map_err(|e| missing_ranks(e, self.size()))?;
+        let Some(color) = color else { return Ok(None) };
+        let mut members = Vec::new();
+        for (rank, said) in said.iter().enumerate() {
+            let said = String::from_utf8_lossy(said);
+            let Some((theirs, key)) = said.split_once(' ') else { continue };
+            let malformed =
+                |_| Error::Malformed { what: "split record", why: format!("rank {rank} wrote {said:?}") };
+            let (theirs, key): (u32, u32) =
+                (theirs.parse().map_err(malformed)?, key.parse().map_err(malformed)?);
+            if theirs == color {
+                members.push((key, rank as Rank));
+            }
+        }
+        members.sort_unstable();
+        let rank = members
+            .iter()
+            .position(|(_, rank)| *rank == self.rank())
+            .ok_or_else(|| Error::invalid(OPERATION, "this rank is not among its own color"))?;
+        let meet = Meet {
+            context: self.0.context.clone(),
+            store: store.prefix(&format!("color/{color}")),
+            launch: self
+                .0
+                .launch
+                .as_ref()
+                .and_then(|(store, ranks)| Some((store.clone(), *ranks.get(self.rank() as usize)?))),
+            server: None,
+            rank: rank as Rank,
+            size: members.len() as u32,
+            epoch: self.epoch(),
+            timeout: self.timeout(),
+        };
+        meet.meet().await.map(Some)
+    }
+
+    /// Which way each rank is reached by the team's own signals, as far as it was needed.
+    #[must_use]
+    pub fn explain(&self) -> String {
+        let mut out = format!("rank {} of {}, epoch {}", self.rank(), self.size(), self.epoch());
+        for (rank, link) in self.0.links.iter().enumerate() {
+            if let Some(link) = link.lock().as_ref() {
+                out.push_str(&format!("\nrank {rank}: {}", link.explain()));
+            }
+        }
+        for (name, error) in self.0.context.unusable() {
+            out.push_str(&format!("\n{name}: {error}"));
+        }
+        out
+    }
+
+    /// The memory of its own signals.
+    #[must_use]
+    pub fn control(&self) -> &MemoryRegion {
+        &self.0.control
+    }
+}
+
+/// Rounds of a barrier: the logarithm of the size, upwards.
+fn rounds(size: u32) -> u32 {
+    u32::BITS - (size - 1).leading_zeros()
+}
