@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -28,6 +29,8 @@ const MOST_COPIED: usize = 1 << 20;
 const SMALL: usize = 16 << 10;
 /// Most bytes of a list in one operation.
 const MOST_LIST: usize = 16 << 20;
+/// Bytes of a get that a queue with room takes.
+const MOST_PIECE: u64 = 1 << 20;
 /// Applied requests that are acknowledged without being asked for.
 const MOST_OWED: u64 = 64;
 /// Received bytes that are acknowledged without being asked for.
@@ -87,7 +90,8 @@ struct Out {
     last_write: u64,
     last_use: u64,
     over: Option<Arc<Failure>>,
-    unwanted: Vec<u32>,
+    /// Who waits for room.
+    waiting: Vec<Waker>,
 }
 
 /// What a failed connection leaves behind.
@@ -124,7 +128,7 @@ impl Connection {
             last_write: 0,
             last_use: 0,
             over: None,
-            unwanted: Vec::new(),
+            waiting: Vec::new(),
         };
         let connection = Arc::new(Self {
             around: around.clone(),
@@ -209,6 +213,9 @@ impl Connection {
                 return moved + 1;
             }
             moved += self.settle(&mut out, &turn, done);
+            let woken = if out.has_room() && out.flights.has_room_for_get(MOST_PIECE) { std::mem::take(&mut out.waiting) } else { Vec::new() };
+            drop(out);
+            woken.into_iter().for_each(Waker::wake);
         }
         if !dropped.is_empty()
             && let Some(tasks) = &self.around.host.tasks
@@ -226,7 +233,7 @@ impl Connection {
     fn settle(&self, out: &mut Out, turn: &Turn, done: &mut Vec<Completion>) -> usize {
         let before = done.len();
         out.acked = out.acked.max(turn.ack);
-        let mut unwanted = std::mem::take(&mut out.unwanted);
+        let mut unwanted = Vec::new();
         let acked = out.acked;
         out.flights.acknowledge(acked, done, &mut unwanted);
         for handle in unwanted {
@@ -367,8 +374,11 @@ impl Connection {
         out.flights.fail(begun, &failure, done);
         out.queue.clear();
         let quiet = out.said_idle && out.peer_idle;
+        let woken = std::mem::take(&mut out.waiting);
         let _ = epoll::delete(&self.around.epoll, self.socket.as_fd());
         self.socket.shut();
+        drop(out);
+        woken.into_iter().for_each(Waker::wake);
         Some(Remains { failure, quiet, grants: incoming.target.take() })
     }
 
@@ -448,6 +458,11 @@ impl Sender for Told<'_> {
 }
 
 impl Out {
+    /// Whether any operation but a large get is taken.
+    fn has_room(&self) -> bool {
+        self.flights.has_room() && self.queue.copied() + Source::MOST_BORROWED <= MOST_COPIED
+    }
+
     fn post(&mut self, op: Op<'_>, token: Token) -> Posted {
         let operation = token.operation();
         let too_large =
@@ -727,6 +742,15 @@ impl Endpoint for Link {
 
     fn post(&self, op: Op<'_>, token: Token) -> Posted {
         self.connection.post(op, token)
+    }
+
+    fn room(&self, waker: &Waker) -> bool {
+        let mut out = self.connection.out.lock();
+        let room = out.has_room() && out.flights.has_room_for_get(MOST_PIECE) || out.over.is_some();
+        if !room {
+            out.waiting.push(waker.clone());
+        }
+        room
     }
 
     fn failure(&self) -> Option<Arc<Failure>> {
