@@ -82,6 +82,8 @@ pub enum Cause {
     Revoked,
     /// An earlier operation without a request failed and was not reported yet.
     Earlier,
+    /// The target refused a part of an operation after others were written; its reason.
+    Refused(String),
 }
 
 impl fmt::Display for Cause {
@@ -100,6 +102,7 @@ impl fmt::Display for Cause {
             Self::LocalIo(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
             Self::Revoked => f.write_str("the team was revoked"),
             Self::Earlier => f.write_str("an earlier operation failed"),
+            Self::Refused(why) => write!(f, "the target refused the rest: {why}"),
         }
     }
 }
@@ -295,6 +298,12 @@ pub enum Error {
     Forked {
         /// The operation.
         operation: &'static str,
+    },
+    /// Simulated ranks that wait for nothing that could still come.
+    #[error("simulation: deadlock: {waiting}")]
+    Deadlock {
+        /// Who waits, since when, and what happened last.
+        waiting: String,
     },
     /// A blocking call on a thread that runs simulated ranks.
     #[error("{operation}: a blocking wait on a simulated rank would stop all ranks (use the async form)")]

@@ -347,8 +347,10 @@ impl Exposed {
         self.check_host(NAME, true)?;
         self.check(NAME, offset, size as u64)?;
         let width = dtype.size();
-        if !offset.is_multiple_of(width as u64) {
-            return Err(Error::Misaligned { operation: NAME, offset, align: width as u64 });
+        // Where the range begins counts too: stripes are cut by offsets in the region, and none may cut an element.
+        let in_region = self.start as u64 + offset;
+        if !offset.is_multiple_of(width as u64) || !in_region.is_multiple_of(width as u64) {
+            return Err(Error::Misaligned { operation: NAME, offset: in_region, align: width as u64 });
         }
         if !size.is_multiple_of(width) {
             return Err(Error::invalid(
@@ -413,6 +415,22 @@ impl Exposed {
                 size: stripe as u64,
             }),
         }
+    }
+
+    /// As [`Exposed::accumulate`], from bytes that nobody else writes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn accumulate_bytes(
+        &self,
+        dtype: Dtype,
+        reduce: Reduce,
+        offset: u64,
+        from: &[u8],
+        by: Locker,
+    ) -> Result<()> {
+        // SAFETY: a reference is valid, and nobody holds one into exposed memory (promised to `new`): no overlap.
+        unsafe { self.accumulate(dtype, reduce, offset, from.as_ptr(), from.len(), by) }
     }
 
     #[inline]

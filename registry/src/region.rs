@@ -81,6 +81,14 @@ impl MemoryRegion {
         self.0.layout.signals()
     }
 
+    /// Whether a descriptor names this very region, or a part of it.
+    #[must_use]
+    pub fn is_named_by(&self, remote: &RemoteRegion) -> bool {
+        self.0.slot == remote.slot
+            && self.0.generation == remote.generation
+            && self.0.registry.incarnation() == remote.incarnation
+    }
+
     /// Its bytes as peers see them.
     #[must_use]
     pub fn exposed(&self) -> &Exposed {

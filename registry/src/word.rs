@@ -25,10 +25,14 @@ pub trait Word32 {
     fn store(&self, value: u32, order: Ordering);
     /// Stores and returns what was there.
     fn swap(&self, value: u32, order: Ordering) -> u32;
+    /// What makes two sequentially consistent accesses of different words ordered, where the accesses themselves do not:
+    /// under loom, which takes them for acquire and release.
+    #[inline(always)]
+    fn model_fence() {}
 }
 
 macro_rules! words {
-    ($w64:ty, $w32:ty) => {
+    ($w64:ty, $w32:ty $(, $fence:path)?) => {
         impl Word64 for $w64 {
             #[inline(always)]
             fn load(&self, order: Ordering) -> u64 {
@@ -66,12 +70,15 @@ macro_rules! words {
             fn swap(&self, value: u32, order: Ordering) -> u32 {
                 <$w32>::swap(self, value, order)
             }
+            $(fn model_fence() {
+                $fence(Ordering::SeqCst);
+            })?
         }
     };
 }
 words!(AtomicU64, AtomicU32);
 #[cfg(transom_loom)]
-words!(loom::sync::atomic::AtomicU64, loom::sync::atomic::AtomicU32);
+words!(loom::sync::atomic::AtomicU64, loom::sync::atomic::AtomicU32, loom::sync::atomic::fence);
 
 /// Adds to a signal. `true` when a sleeper asked to be woken: the caller rings its bell, once for all who saw the flag.
 ///
@@ -80,15 +87,17 @@ words!(loom::sync::atomic::AtomicU64, loom::sync::atomic::AtomicU32);
 /// is the barrier and the look a plain load).
 #[inline(always)]
 #[must_use]
-pub fn signal_add(signal: &impl Word64, asleep: &impl Word32, add: u64) -> bool {
+pub fn signal_add<W: Word32>(signal: &impl Word64, asleep: &W, add: u64) -> bool {
     signal.fetch_add(add, Ordering::SeqCst);
+    W::model_fence();
     asleep.load(Ordering::SeqCst) != 0 && asleep.swap(0, Ordering::SeqCst) != 0
 }
 
 /// Says that somebody is about to sleep: after this, look at the signals once more, then sleep on the bell.
 #[inline]
-pub fn arm(asleep: &impl Word32) {
+pub fn arm<W: Word32>(asleep: &W) {
     asleep.swap(1, Ordering::SeqCst);
+    W::model_fence();
 }
 
 /// The bit of a lock word that says: the last holder died in the middle.
@@ -117,4 +126,110 @@ pub fn unlock(lock: &impl Word64) {
 /// Takes a lock from a holder that is proven dead, and marks what it guards as torn. `true` if it held it.
 pub fn break_lock(lock: &impl Word64, dead: u64) -> bool {
     lock.compare_exchange(dead, TORN, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+#[cfg(all(test, transom_loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU32, AtomicU64};
+    use loom::thread;
+
+    use super::*;
+
+    /// All interleavings with at most three preemptions: what bugs of this kind need, in bounded time.
+    fn model(run: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(run);
+    }
+
+    #[test]
+    fn loom_a_sleeper_is_woken_and_sees_the_payload() {
+        model(|| {
+            let signal = Arc::new(AtomicU64::new(0));
+            let asleep = Arc::new(AtomicU32::new(0));
+            let payload = Arc::new(AtomicU64::new(0));
+            let bell = Arc::new(loom::sync::Notify::new());
+            let signaller = {
+                let (signal, asleep, payload, bell) =
+                    (signal.clone(), asleep.clone(), payload.clone(), bell.clone());
+                thread::spawn(move || {
+                    payload.store(7, Ordering::Relaxed);
+                    if signal_add(&*signal, &*asleep, 1) {
+                        bell.notify();
+                    }
+                })
+            };
+            // A lost wake-up is a deadlock, which loom reports.
+            while signal.load(Ordering::Acquire) == 0 {
+                arm(&*asleep);
+                if signal.load(Ordering::Acquire) == 0 {
+                    bell.wait();
+                }
+            }
+            assert_eq!(payload.load(Ordering::Relaxed), 7);
+            signaller.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_two_signallers_ring_and_no_count_is_lost() {
+        model(|| {
+            let signal = Arc::new(AtomicU64::new(0));
+            let asleep = Arc::new(AtomicU32::new(0));
+            let bell = Arc::new(loom::sync::Notify::new());
+            let signallers: Vec<_> = (0..2)
+                .map(|_| {
+                    let (signal, asleep, bell) = (signal.clone(), asleep.clone(), bell.clone());
+                    thread::spawn(move || {
+                        if signal_add(&*signal, &*asleep, 1) {
+                            bell.notify();
+                        }
+                    })
+                })
+                .collect();
+            while signal.load(Ordering::Acquire) < 2 {
+                arm(&*asleep);
+                if signal.load(Ordering::Acquire) < 2 {
+                    bell.wait();
+                }
+            }
+            for signaller in signallers {
+                signaller.join().unwrap();
+            }
+            assert_eq!(signal.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    #[test]
+    fn loom_a_lock_excludes_and_a_dead_holders_stripe_is_told_once() {
+        model(|| {
+            let lock = Arc::new(AtomicU64::new(9));
+            let guarded = Arc::new(AtomicU64::new(0));
+            let takers: Vec<_> = (1..3)
+                .map(|me| {
+                    let (lock, guarded) = (lock.clone(), guarded.clone());
+                    thread::spawn(move || {
+                        // Bounded: a model cannot wait for ever.
+                        for _ in 0..2 {
+                            if let Ok(torn) = try_lock(&*lock, me) {
+                                let seen = guarded.load(Ordering::Relaxed);
+                                guarded.store(seen + 1, Ordering::Relaxed);
+                                unlock(&*lock);
+                                return torn;
+                            }
+                            thread::yield_now();
+                        }
+                        false
+                    })
+                })
+                .collect();
+            // Holder 9 is dead: who proves it breaks its lock; another dead one held nothing.
+            assert!(!break_lock(&*lock, 8));
+            assert!(break_lock(&*lock, 9));
+            let told = takers.into_iter().map(|t| t.join().unwrap()).filter(|torn| *torn).count() as u64;
+            let taken = guarded.load(Ordering::Acquire);
+            assert_eq!(told, taken.min(1), "of {taken} who took it");
+        });
+    }
 }

@@ -18,6 +18,7 @@ use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 
 use transom_registry::element::{Atomic, Dtype, Reduce};
@@ -56,7 +57,7 @@ pub struct Host {
     pub lost: Arc<dyn Fn(Incarnation, Arc<Failure>) + Send + Sync>,
     /// The control page and its descriptors, for transports that share memory with their peers.
     pub page: Arc<crate::progress::Page>,
-    /// Tells the seat holder to call `poll` soon.
+    /// Gets `poll` called soon; under a virtual clock, where no thread does that, at once.
     pub kick: Arc<dyn Fn() + Send + Sync>,
 }
 
@@ -146,6 +147,20 @@ pub trait Endpoint: Debug + Send + Sync {
 
     /// Begins an operation.
     fn post(&self, op: Op<'_>, token: Token) -> Posted;
+
+    /// Orders: what was posted on this key before is delivered before anything that is posted on it from now on.
+    /// Nothing to do where that is always so.
+    fn fence(&self, key: u64) {
+        let _ = key;
+    }
+
+    /// Whether the next operation is taken. If not, `waker` is woken once when that may have changed.
+    ///
+    /// Transports that say [`Posted::Full`] under a virtual clock have to answer: nobody can wait there by trying again.
+    fn room(&self, waker: &Waker) -> bool {
+        let _ = waker;
+        true
+    }
 
     /// Why the connection is over, if it is.
     fn failure(&self) -> Option<Arc<Failure>>;

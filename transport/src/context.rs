@@ -13,7 +13,7 @@ use transom_registry::{
 };
 
 use crate::backend::{Host, Transport};
-use crate::clock::Clock;
+use crate::clock::{Clock, Timers};
 use crate::local::Local;
 use crate::peer::{self, Peer};
 use crate::progress::{Driver, Page, Progress, Wait};
@@ -90,6 +90,7 @@ pub struct ContextBuilder {
     local_ranks: usize,
     wait: Wait,
     clock: Option<Clock>,
+    only_given: bool,
 }
 
 /// Opens a transport for the host that it is given.
@@ -116,6 +117,14 @@ impl ContextBuilder {
     #[must_use]
     pub fn transport(mut self, open: Opener) -> Self {
         self.given.push(GivenTransport(open));
+        self
+    }
+
+    /// A transport that the program opens itself, and no other: not even `local`.
+    #[must_use]
+    pub fn only_transport(mut self, open: Opener) -> Self {
+        self.only_given = true;
+        self.given = vec![GivenTransport(open)];
         self
     }
 
@@ -162,7 +171,7 @@ impl ContextBuilder {
     pub fn build(self) -> Result<Context> {
         crate::fork::mark();
         crate::fork::check("open a context")?;
-        let specs = spec::parse(self.transports)?;
+        let specs = if self.only_given { Vec::new() } else { spec::parse(self.transports)? };
         let page = Arc::new(Page::new()?);
         let incarnation = Incarnation::random()?;
         let registry = Registry::new(incarnation, page.clone());
@@ -178,7 +187,7 @@ impl ContextBuilder {
         let tasks = runtime.as_ref().map(|r| r.handle().clone());
         let clock = match (self.clock, &tasks) {
             (Some(clock), _) => clock,
-            (None, Some(tasks)) => Clock::Machine(tasks.clone()),
+            (None, Some(tasks)) => Clock::Machine(Timers::new(tasks.clone())),
             (None, None) => return Err(Error::invalid("open a context", "it has no clock")),
         };
         let progress = Progress::new(page.clone(), self.local_ranks, self.timeout, clock)?;
@@ -205,16 +214,27 @@ impl ContextBuilder {
             page: page.clone(),
             kick: Arc::new({
                 let page = page.clone();
-                move || transom_registry::exposed::Bell::ring(&*page)
+                let driven = progress.clock().is_virtual().then(|| Arc::downgrade(&progress));
+                move || match &driven {
+                    None => transom_registry::exposed::Bell::ring(&*page),
+                    Some(progress) => {
+                        if let Some(progress) = progress.upgrade() {
+                            progress.drive();
+                        }
+                    }
+                }
             }),
         };
         // The alive lock is held before anybody can connect.
         let driver = runtime.map(|runtime| Driver::start(runtime, &progress, &page)).transpose()?;
-        let local: Arc<dyn Transport> = Local::open(&host);
-        let mut addresses = local.addresses();
-        progress.add_transport(local)?;
+        let mut addresses = Vec::new();
+        if !self.only_given {
+            let local: Arc<dyn Transport> = Local::open(&host);
+            addresses.extend(local.addresses());
+            progress.add_transport(local)?;
+        }
         let mut unusable = Vec::new();
-        let mut opened = 1;
+        let mut opened = 0;
         for (name, spec) in specs {
             if name == "local" {
                 continue;
@@ -235,7 +255,7 @@ impl ContextBuilder {
             progress.add_transport(transport)?;
             opened += 1;
         }
-        if opened == 1
+        if opened == 0
             && let Some((_, error)) = unusable.first()
         {
             return Err(error.clone());
@@ -269,6 +289,7 @@ impl Context {
             local_ranks: 1,
             wait: Wait::Adaptive,
             clock: None,
+            only_given: false,
         }
     }
 
@@ -300,6 +321,12 @@ impl Context {
     #[must_use]
     pub fn secret(&self) -> &Secret {
         &self.0.secret
+    }
+
+    /// Its transports, for tests that go below peers.
+    #[cfg(test)]
+    pub(crate) fn transports(&self) -> Vec<Arc<dyn Transport>> {
+        self.0.progress.transports()
     }
 
     /// Its clock.
@@ -384,6 +411,7 @@ impl Context {
     pub async fn connect_to(&self, incarnation: Incarnation, addresses: &[String]) -> Result<Peer> {
         const OPERATION: &str = "connect";
         crate::fork::check(OPERATION)?;
+        self.0.progress.check_open(OPERATION)?;
         if let Some(peer) = self.0.peer(incarnation)
             && peer.failure().is_none()
         {
@@ -415,7 +443,8 @@ impl Context {
         self.0.failures.lock().get(&incarnation).cloned()
     }
 
-    /// Says goodbye to all peers and stops: later calls to its peers fail.
+    /// Says goodbye to all peers and stops: later calls to its peers, and its waits, are [`Error::Closed`]. What is in
+    /// flight is not waited for: flush before.
     pub fn close(&self) {
         self.0.close();
     }
@@ -503,12 +532,18 @@ impl Inner {
         if crate::fork::is_child() {
             return;
         }
+        self.progress.close();
+        let peers: Vec<_> = self.peers.lock().values().filter_map(Weak::upgrade).collect();
+        for peer in peers {
+            Peer(peer).close();
+        }
         for transport in self.progress.transports() {
             transport.close();
         }
         if let Some(driver) = &self.driver {
             driver.stop();
         }
+        self.progress.scan();
     }
 }
 

@@ -29,7 +29,10 @@ pub mod route;
 pub mod secret;
 mod shm;
 mod signal;
+pub mod sim;
 mod spec;
+#[doc(hidden)]
+pub mod tcp;
 pub mod token;
 
 pub use context::{Context, ContextBuilder, DEFAULT_TIMEOUT, Opener};

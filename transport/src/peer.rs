@@ -102,6 +102,7 @@ impl Peer {
     ) -> Result<PeerRegion> {
         const OPERATION: &str = "open";
         crate::fork::check(OPERATION)?;
+        self.0.context.progress.check_open(OPERATION)?;
         if region.incarnation != self.0.incarnation {
             return Err(Error::Stale {
                 operation: OPERATION,
@@ -135,6 +136,10 @@ impl Peer {
                     // Who failed in between has told only the regions that it saw.
                     if self.failure().is_some() {
                         opened.shared().close_route();
+                    }
+                    if let Err(closed) = self.0.context.progress.check_open(OPERATION) {
+                        opened.shared().close();
+                        return Err(closed);
                     }
                     return Ok(opened);
                 }
@@ -198,6 +203,14 @@ impl Peer {
 
     pub(crate) fn adopt(&self, endpoint: Arc<dyn Endpoint>) {
         self.0.endpoints.lock().push(endpoint);
+    }
+
+    /// The context is closed: the use of every region of the peer ends.
+    pub(crate) fn close(&self) {
+        let regions: Vec<_> = self.0.regions.lock().iter().filter_map(Weak::upgrade).collect();
+        for region in regions {
+            region.close();
+        }
     }
 
     /// The peer failed: everything to it ends.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::RwLock;
@@ -20,7 +21,7 @@ use crate::route::{Route, Routes};
 use crate::token::Token;
 
 /// Most parts of a list in one operation of a transport.
-const MOST_PARTS: usize = 4096;
+pub(crate) const MOST_PARTS: usize = 4096;
 /// Bytes that a get into borrowed memory has on their way at once, and in one piece.
 const BOUNCE: usize = 1 << 20;
 const BOUNCES: usize = 4;
@@ -64,6 +65,15 @@ enum Way {
 impl Shared {
     pub(crate) fn close_route(&self) {
         self.routes.close(self.index);
+    }
+
+    /// Ends the use of the region and gives its key back.
+    pub(crate) fn close(&self) {
+        self.close_route();
+        let way = std::mem::replace(&mut *self.way.write(), Way::Closed);
+        if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
+            endpoint.detach(key);
+        }
     }
 }
 
@@ -257,8 +267,41 @@ impl PeerRegion {
         if self.route().is_some_and(Route::flush) {
             return Ok(());
         }
-        // Transports apply what they carry in order.
-        self.ready("fence", Access::NONE).map(drop)
+        if let Way::Posted(endpoint, key) = self.way("fence", Access::NONE)? {
+            endpoint.fence(key);
+        }
+        Ok(())
+    }
+
+    /// Waits until the way to the peer takes another operation: at once, unless its queue is full.
+    ///
+    /// For async code under a virtual clock, where a call that meets a full queue is [`Error::Blocking`] with nothing
+    /// applied: await this, and call again.
+    ///
+    /// # Errors
+    /// [`Error::Failed`], [`Error::Closed`], [`Error::Forked`]; [`Error::Expired`] when it stays full until the deadline.
+    ///
+    /// # Cancel safety
+    /// Dropping the future ends the wait, and nothing else.
+    pub async fn ready(&self) -> Result<()> {
+        const OPERATION: &str = "ready";
+        let Way::Posted(endpoint, _) = self.way(OPERATION, Access::NONE)? else { return Ok(()) };
+        let room =
+            std::future::poll_fn(
+                |cx| {
+                    if endpoint.room(cx.waker()) { Poll::Ready(()) } else { Poll::Pending }
+                },
+            );
+        match self.shared.peer.0.context.clock().timeout(self.timeout, room).await {
+            Some(()) => self.way(OPERATION, Access::NONE).map(drop),
+            None => Err(Error::Expired {
+                operation: OPERATION,
+                rank: None,
+                after: self.timeout,
+                detail: "the queue to the peer stayed full".into(),
+                outcome: None,
+            }),
+        }
     }
 
     /// Waits until everything that was begun on this region before, by any thread, is delivered.
@@ -320,6 +363,7 @@ impl PeerRegion {
     /// # Errors
     /// As for [`PeerRegion::put`]; [`Error::Misaligned`]; [`Error::Invalid`] for another width.
     pub fn atomic(&self, atomic: Atomic, width: u8, offset: u64, operand: u64, compare: u64) -> Result<u64> {
+        self.may_wait("atomic")?;
         self.wait(self.atomic_request(atomic, width, offset, operand, compare)?)
     }
 
@@ -336,7 +380,7 @@ impl PeerRegion {
         compare: u64,
     ) -> Result<Request> {
         const OPERATION: &str = "atomic";
-        let way = self.ready(OPERATION, Access::ATOMIC)?;
+        let way = self.way(OPERATION, Access::ATOMIC)?;
         if width != 4 && width != 8 {
             return Err(Error::invalid(
                 OPERATION,
@@ -381,7 +425,7 @@ impl PeerRegion {
     /// As there; [`Error::Invalid`] when `from` is no whole number of elements.
     pub fn accumulate_bytes(&self, offset: u64, from: &[u8], dtype: Dtype, reduce: Reduce) -> Result<()> {
         const OPERATION: &str = "accumulate";
-        let way = self.ready(OPERATION, Access::ATOMIC)?;
+        let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.len(), dtype)?;
         if from.is_empty() {
             return Ok(());
@@ -411,8 +455,9 @@ impl PeerRegion {
     /// As there.
     pub fn accumulate_from(&self, offset: u64, from: Slice, dtype: Dtype, reduce: Reduce) -> Result<Request> {
         const OPERATION: &str = "accumulate";
-        let way = self.ready(OPERATION, Access::ATOMIC)?;
+        let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.size(), dtype)?;
+        self.check_not_own(OPERATION, &from, &[(offset, from.size() as u64)])?;
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_apart(OPERATION, &exposed, offset, &from)?;
@@ -452,9 +497,10 @@ impl PeerRegion {
 
     fn put_slice(&self, offset: u64, from: Slice, signal: Option<(u32, u64)>) -> Result<Request> {
         let operation = if signal.is_some() { "put_signal" } else { "put" };
-        let way = self.ready(operation, Access::WRITE)?;
+        let way = self.way(operation, Access::WRITE)?;
         self.check_range(operation, offset, from.size() as u64)?;
         self.check_signal(operation, signal)?;
+        self.check_not_own(operation, &from, &[(offset, from.size() as u64)])?;
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_apart(operation, &exposed, offset, &from)?;
@@ -485,9 +531,10 @@ impl PeerRegion {
     /// As for [`PeerRegion::put_from`].
     pub fn get_into(&self, offset: u64, into: Slice) -> Result<Request> {
         const OPERATION: &str = "get";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_range(OPERATION, offset, into.size() as u64)?;
         check_writable(OPERATION, &into)?;
+        self.check_not_own(OPERATION, &into, &[(offset, into.size() as u64)])?;
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_apart(OPERATION, &exposed, offset, &into)?;
@@ -513,7 +560,7 @@ impl PeerRegion {
     /// As for [`PeerRegion::put`]; [`Error::Invalid`] when `from` has not the size of the list.
     pub fn put_list(&self, list: &List, from: &[u8]) -> Result<()> {
         const OPERATION: &str = "put_list";
-        let way = self.ready(OPERATION, Access::WRITE)?;
+        let way = self.way(OPERATION, Access::WRITE)?;
         self.check_list(OPERATION, list, from.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
@@ -553,21 +600,22 @@ impl PeerRegion {
     /// As there.
     pub fn put_list_from(&self, list: &List, from: Slice) -> Result<Request> {
         const OPERATION: &str = "put_list";
-        let way = self.ready(OPERATION, Access::WRITE)?;
+        let way = self.way(OPERATION, Access::WRITE)?;
         self.check_list(OPERATION, list, from.size())?;
+        self.check_not_own(OPERATION, &from, list.parts())?;
         match way {
             Way::Mapped(exposed, ..) => {
+                self.check_list_apart(OPERATION, &exposed, list, &from)?;
                 let (mut at, mut done) = (0, Ok(0));
                 for &(offset, size) in list.parts() {
-                    let part = from.slice(at..at + size as usize)?;
-                    self.check_apart(OPERATION, &exposed, offset, &part)?;
-                    // SAFETY: the slice is valid, and apart from the target, as checked above.
-                    done = unsafe { exposed.write_from(offset, part.as_ptr(), part.size(), from.size()) }
-                        .map(|()| 0);
+                    let part = from.as_ptr().wrapping_add(at);
+                    // SAFETY: the part is inside the slice, whose size is the list's (checked), and apart from the target.
+                    done =
+                        unsafe { exposed.write_from(offset, part, size as usize, from.size()) }.map(|()| 0);
                     if done.is_err() {
                         break;
                     }
-                    at += part.size();
+                    at += size as usize;
                 }
                 Ok(self.resolved(OPERATION, done))
             }
@@ -590,7 +638,7 @@ impl PeerRegion {
     /// As for [`PeerRegion::get`]; [`Error::Invalid`] when `into` has not the size of the list.
     pub fn get_list(&self, list: &List, into: &mut [u8]) -> Result<()> {
         const OPERATION: &str = "get_list";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_list(OPERATION, list, into.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
@@ -604,6 +652,7 @@ impl PeerRegion {
                 Ok(())
             }
             Way::Posted(..) => {
+                self.may_wait(OPERATION)?;
                 let bounce = self.shared.peer.0.context.bounce(into.len())?;
                 let slice = bounce.slice(0..into.len())?;
                 self.wait(self.get_list_into(list, slice.clone())?)?;
@@ -621,22 +670,22 @@ impl PeerRegion {
     /// As there.
     pub fn get_list_into(&self, list: &List, into: Slice) -> Result<Request> {
         const OPERATION: &str = "get_list";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_list(OPERATION, list, into.size())?;
         check_writable(OPERATION, &into)?;
+        self.check_not_own(OPERATION, &into, list.parts())?;
         match way {
             Way::Mapped(exposed, ..) => {
+                self.check_list_apart(OPERATION, &exposed, list, &into)?;
                 let (mut at, mut done) = (0, Ok(0));
                 for &(offset, size) in list.parts() {
-                    let part = into.slice(at..at + size as usize)?;
-                    self.check_apart(OPERATION, &exposed, offset, &part)?;
-                    // SAFETY: as in `get_into`.
-                    done = unsafe { exposed.read_into(offset, part.as_ptr(), part.size(), into.size()) }
-                        .map(|()| 0);
+                    let part = into.as_ptr().wrapping_add(at);
+                    // SAFETY: as in `put_list_from`.
+                    done = unsafe { exposed.read_into(offset, part, size as usize, into.size()) }.map(|()| 0);
                     if done.is_err() {
                         break;
                     }
-                    at += part.size();
+                    at += size as usize;
                 }
                 Ok(self.resolved(OPERATION, done))
             }
@@ -676,18 +725,14 @@ impl PeerRegion {
     pub fn close(&self) -> Result<()> {
         let flushed =
             if matches!(*self.shared.way.read(), Way::Closed) { return Ok(()) } else { self.flush() };
-        self.shared.close_route();
-        let way = std::mem::replace(&mut *self.shared.way.write(), Way::Closed);
-        if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = way {
-            endpoint.detach(key);
-        }
+        self.shared.close();
         flushed
     }
 
     // What the calls above share.
 
     /// The way, after everything that does not depend on the operation was checked.
-    fn ready(&self, operation: &'static str, needed: Access) -> Result<Way> {
+    fn way(&self, operation: &'static str, needed: Access) -> Result<Way> {
         crate::fork::check(operation)?;
         let way = self.shared.way.read().clone();
         if matches!(way, Way::Closed) {
@@ -774,7 +819,20 @@ impl PeerRegion {
         Ok(())
     }
 
-    /// Refuses an operation whose two sides overlap: seen where both are in this address space.
+    /// Refuses an operation on a region of our own whose two sides overlap in it, over any transport.
+    fn check_not_own(&self, operation: &'static str, slice: &Slice, parts: &[(u64, u64)]) -> Result<()> {
+        let remote = &self.shared.remote;
+        if !slice.region().is_named_by(remote) {
+            return Ok(());
+        }
+        for &(offset, size) in parts {
+            let theirs = (remote.offset as usize + offset as usize, size as usize);
+            check_apart(operation, (slice.offset(), slice.size()), theirs)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses an operation whose two sides overlap in other ways: seen where both are in this address space.
     fn check_apart(
         &self,
         operation: &'static str,
@@ -782,15 +840,39 @@ impl PeerRegion {
         offset: u64,
         slice: &Slice,
     ) -> Result<()> {
-        let (ours, theirs) = (slice.as_ptr().addr(), target.as_ptr().addr() + offset as usize);
-        if ours < theirs + slice.size() && theirs < ours + slice.size() {
-            return Err(Error::invalid(operation, "source and target overlap"));
+        let theirs = target.as_ptr().addr() + offset as usize;
+        check_apart(operation, (slice.as_ptr().addr(), slice.size()), (theirs, slice.size()))
+    }
+
+    /// As [`check_apart`](Self::check_apart), for each part of a list: before the first byte moves.
+    fn check_list_apart(
+        &self,
+        operation: &'static str,
+        target: &Exposed,
+        list: &List,
+        slice: &Slice,
+    ) -> Result<()> {
+        let (ours, theirs) = (slice.as_ptr().addr(), target.as_ptr().addr());
+        // Mostly the whole of one is apart from the whole of the other.
+        if check_apart(operation, (ours, slice.size()), (theirs, list.end() as usize)).is_ok() {
+            return Ok(());
+        }
+        for &(offset, size) in list.parts() {
+            check_apart(operation, (ours, slice.size()), (theirs + offset as usize, size as usize))?;
         }
         Ok(())
     }
 
     fn locker(&self) -> Locker {
         Locker { incarnation: self.shared.peer.0.context.incarnation(), patience: self.timeout }
+    }
+
+    /// Refuses to begin what would be waited for where nothing may block.
+    fn may_wait(&self, operation: &'static str) -> Result<()> {
+        if self.shared.mapped {
+            return Ok(());
+        }
+        self.shared.peer.0.context.progress.check_may_block(operation)
     }
 
     fn wait(&self, request: Request) -> Result<u64> {
@@ -917,13 +999,20 @@ impl PeerRegion {
     ) -> Result<Request> {
         // One part of the flight is ours, until every piece is posted.
         let flight = Flight::new(operation, 1, &self.shared.late);
+        let mut begun = false;
         let posted = list.pieces(BOUNCE as u64, MOST_PARTS, |parts, at, size| {
             let piece = slice.slice(at as usize..(at + size) as usize)?;
             flight.add_part();
             self.post_flight(endpoint, &flight, || make(parts, piece.clone())).inspect_err(|e| {
                 flight.complete(Err(e.clone()));
-            })
+            })?;
+            begun = true;
+            Ok(())
         });
+        // Nothing was begun: the call says so, and no request does.
+        if !begun && let Err(error) = posted {
+            return Err(error);
+        }
         flight.complete(posted.map(|()| 0));
         Ok(Request::new(flight, self.shared.peer.0.context.progress.clone()))
     }
@@ -932,7 +1021,7 @@ impl PeerRegion {
     #[inline(never)]
     fn put_slow(&self, offset: u64, from: &[u8], signal: Option<(u32, u64)>) -> Result<()> {
         let operation = if signal.is_some() { "put_signal" } else { "put" };
-        let way = self.ready(operation, Access::WRITE)?;
+        let way = self.way(operation, Access::WRITE)?;
         self.check_range(operation, offset, from.len() as u64)?;
         self.check_signal(operation, signal)?;
         match way {
@@ -959,7 +1048,7 @@ impl PeerRegion {
     #[inline(never)]
     fn signal_slow(&self, signal: u32, add: u64) -> Result<()> {
         const OPERATION: &str = "signal";
-        let way = self.ready(OPERATION, Access::SIGNAL)?;
+        let way = self.way(OPERATION, Access::SIGNAL)?;
         self.check_signal(OPERATION, Some((signal, add)))?;
         match way {
             Way::Mapped(exposed, ..) => add_signal(&exposed, Some((signal, add))),
@@ -983,11 +1072,14 @@ impl PeerRegion {
     #[inline(never)]
     fn get_slow(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         const OPERATION: &str = "get";
-        let way = self.ready(OPERATION, Access::READ)?;
+        let way = self.way(OPERATION, Access::READ)?;
         self.check_range(OPERATION, offset, into.len() as u64)?;
         match way {
             Way::Mapped(exposed, ..) => exposed.read(offset, into),
-            Way::Posted(..) => self.get_bounced(offset, into),
+            Way::Posted(..) => {
+                self.may_wait(OPERATION)?;
+                self.get_bounced(offset, into)
+            }
             Way::Closed => Err(closed(OPERATION)),
         }
     }
@@ -1018,6 +1110,7 @@ impl PeerRegion {
     #[cold]
     #[inline(never)]
     fn flush_slow(&self) -> Result<()> {
+        self.may_wait("flush")?;
         let Some(request) = self.begin_flush()? else { return Ok(()) };
         let context = &self.shared.peer.0.context;
         let waited = context.progress.block_on("flush", self.timeout, request)?;
@@ -1064,6 +1157,7 @@ impl PeerRegion {
 
     fn end_flush(&self, waited: Option<Result<u64>>) -> Result<()> {
         let Some(flushed) = waited else {
+            self.shared.peer.0.context.progress.check_open("flush")?;
             return Err(Error::Expired {
                 operation: "flush",
                 rank: None,
@@ -1096,6 +1190,14 @@ fn closed(operation: &'static str) -> Error {
 
 fn add_signal(exposed: &Exposed, signal: Option<(u32, u64)>) -> Result<()> {
     signal.map_or(Ok(()), |(id, add)| exposed.signal_add(id, add))
+}
+
+/// Refuses two ranges (address, size) that overlap.
+fn check_apart(operation: &'static str, a: (usize, usize), b: (usize, usize)) -> Result<()> {
+    if a.0 < b.0 + b.1 && b.0 < a.0 + a.1 {
+        return Err(Error::invalid(operation, "source and target overlap"));
+    }
+    Ok(())
 }
 
 fn check_writable(operation: &'static str, into: &Slice) -> Result<()> {

@@ -60,16 +60,24 @@ impl Wanted {
         self.signals.producers.as_ref().and_then(|producers| producers())
     }
 
+    /// Nobody can add any more: the context is closed, or everybody has failed.
+    fn end(&self) -> Option<Error> {
+        if let Err(closed) = self.signals.progress.check_open("signal wait") {
+            return Some(closed);
+        }
+        self.failure().map(|failure| Error::failed("signal wait", Outcome::NotApplied, failure))
+    }
+
     /// A signal that did arrive wins over the failure.
     fn answer(&self) -> Option<Result<usize>> {
         if let Some(index) = self.found() {
             return Some(Ok(index));
         }
-        let failure = self.failure()?;
+        let end = self.end()?;
         if let Some(index) = self.found() {
             return Some(Ok(index));
         }
-        Some(Err(Error::failed("signal wait", Outcome::NotApplied, failure)))
+        Some(Err(end))
     }
 
     fn expired(&self, after: Duration) -> Error {
@@ -94,7 +102,7 @@ impl Wanted {
 
 impl Condition for Wanted {
     fn is_over(&self) -> bool {
-        self.found().is_some() || self.failure().is_some()
+        self.found().is_some() || self.end().is_some()
     }
 }
 

@@ -14,6 +14,8 @@ pub type Open = Arc<dyn Fn(&str, &Host) -> Result<Arc<dyn Transport>> + Send + S
 /// The variable that names the transports of a context that names none.
 pub const VARIABLE: &str = "TRANSOM_TRANSPORTS";
 const DEFAULT: &str = "shm,tcp";
+/// Names that are the library's own.
+const BUILTIN: [&str; 3] = ["local", "shm", "tcp"];
 
 static REGISTERED: RwLock<BTreeMap<String, Open>> = RwLock::new(BTreeMap::new());
 
@@ -29,7 +31,7 @@ pub fn register_transport(name: &str, open: Open) -> Result<()> {
         return Err(fault("lower-case letters, digits and '-' are expected, at most 32"));
     }
     let mut registered = REGISTERED.write();
-    if builtin(name).is_some() || registered.contains_key(name) {
+    if BUILTIN.contains(&name) || registered.contains_key(name) {
         return Err(fault("the name is taken"));
     }
     registered.insert(name.to_owned(), open);
@@ -40,6 +42,7 @@ fn builtin(name: &str) -> Option<Open> {
     match name {
         "local" => Some(Arc::new(|_, host| Ok(crate::local::Local::open(host)))),
         "shm" => Some(Arc::new(|arguments, host| Ok(crate::shm::Shm::open(arguments, host)?))),
+        "tcp" => Some(Arc::new(crate::tcp::Tcp::open)),
         _ => None,
     }
 }
@@ -47,7 +50,7 @@ fn builtin(name: &str) -> Option<Open> {
 /// The names that can be opened.
 #[must_use]
 pub fn transport_names() -> Vec<String> {
-    let mut names = vec!["local".to_owned(), "shm".to_owned(), "tcp".to_owned()];
+    let mut names = BUILTIN.map(str::to_owned).to_vec();
     names.extend(REGISTERED.read().keys().cloned());
     names
 }

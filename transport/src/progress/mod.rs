@@ -55,6 +55,7 @@ pub struct Progress {
     wait: AtomicU32,
     default_timeout: Duration,
     clock: Clock,
+    closed: AtomicBool,
 }
 
 impl fmt::Debug for Progress {
@@ -87,7 +88,23 @@ impl Progress {
             wait: AtomicU32::new(0),
             default_timeout,
             clock,
+            closed: AtomicBool::new(false),
         }))
+    }
+
+    /// The context is closed: waits of its own end, and no timer of its driver is looked at any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.clock.stop();
+    }
+
+    /// Refuses what only an open context can do.
+    pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) {
+            Err(Error::Closed { operation, what: "context" })
+        } else {
+            Ok(())
+        }
     }
 
     /// The clock of the context.
@@ -150,14 +167,16 @@ impl Progress {
     /// Polls every transport once, if nobody else does at this moment, and delivers what completed. Returns whether there
     /// was work.
     pub fn poll(&self) -> bool {
-        if !self.is_polled() {
-            return false;
-        }
-        let Some(mut seat) = self.seat.try_lock() else { return false };
+        self.is_polled() && self.try_poll().unwrap_or(false)
+    }
+
+    /// `None`: somebody else has the seat.
+    fn try_poll(&self) -> Option<bool> {
+        let mut seat = self.seat.try_lock()?;
         let work = self.poll_seated(&mut seat);
         let done = std::mem::take(&mut *seat);
         drop(seat);
-        self.deliver(done, work)
+        Some(self.deliver(done, work))
     }
 
     fn poll_seated(&self, done: &mut Vec<Completion>) -> usize {
@@ -187,7 +206,19 @@ impl Progress {
     /// Everything that there is to do now: what the driver does when it is woken.
     pub(crate) fn drive(&self) {
         self.page.hush();
-        while self.poll() {}
+        while self.is_polled() {
+            match self.try_poll() {
+                Some(true) => {}
+                Some(false) => break,
+                // Who has the seat may have looked before the bell was rung, which is silent now: ring it again, for
+                // whoever sleeps on it in the seat, or for us when the seat is free.
+                None => {
+                    self.page.ring();
+                    std::thread::yield_now();
+                    break;
+                }
+            }
+        }
         self.scan();
     }
 
@@ -292,7 +323,8 @@ impl Progress {
         }
     }
 
-    fn check_may_block(&self, operation: &'static str) -> Result<()> {
+    /// Refuses to block under a virtual clock, and in a fork.
+    pub(crate) fn check_may_block(&self, operation: &'static str) -> Result<()> {
         crate::fork::check(operation)?;
         if self.clock().is_virtual() { Err(Error::Blocking { operation }) } else { Ok(()) }
     }

@@ -215,6 +215,13 @@ impl Link {
         if self.failure.set(failure.clone()).is_err() {
             return;
         }
+        let hub = self.hub.upgrade();
+        // First the peer, then its operations: who sees one fail finds the peer failed.
+        if let Some(hub) = &hub
+            && tell
+        {
+            (hub.host.lost)(self.peer, failure.clone());
+        }
         let waiting = std::mem::take(&mut *self.waiting.lock());
         for (_, attach) in waiting.attaches {
             let _ = attach.send(Err(Error::failed("open", Outcome::NotApplied, failure.clone())));
@@ -222,10 +229,7 @@ impl Link {
         for (_, waits) in waiting.operations {
             waits.token.fail(Outcome::InDoubt, &failure);
         }
-        if let Some(hub) = self.hub.upgrade() {
-            if tell {
-                (hub.host.lost)(self.peer, failure);
-            }
+        if let Some(hub) = hub {
             (hub.host.kick)();
         }
     }
@@ -348,6 +352,13 @@ impl Link {
         };
         answer.taken = true;
         Ok(attached)
+    }
+
+    /// A piece of the operands; `None` when the operation has ended. Under the lock: a slice is not touched after its
+    /// operation's outcome is known.
+    fn piece(&self, id: u64, from: &Operands, at: usize) -> Option<Result<Vec<u8>>> {
+        let waiting = self.waiting.lock();
+        waiting.operations.contains_key(&id).then(|| from.piece(at))
     }
 
     /// Whether the peer lives, as far as can be told without waiting.
@@ -473,6 +484,9 @@ impl Endpoint for Link {
     }
 
     fn detach(&self, key: u64) {
+        if crate::fork::is_child() {
+            return;
+        }
         let copied = self.regions.lock().remove(&key);
         if copied.is_none() {
             self.give_back(key);
@@ -593,6 +607,9 @@ impl Party for Link {
     }
 
     fn seen(&self, seen: Seen) {
+        if let Some(hub) = self.hub.upgrade() {
+            hub.bury(self.peer, seen);
+        }
         self.fail(seen.failure(self.peer), true);
     }
 
@@ -618,7 +635,7 @@ async fn carry(
 ) {
     let ended = tokio::select! {
         ended = listen(&stream, &link) => ended,
-        ended = speak(&stream, queue, &queued) => match ended {
+        ended = speak(&stream, queue, &link, &queued) => match ended {
             // It was asked to.
             Ok(()) => return,
             Err(error) => Err(error),
@@ -628,18 +645,15 @@ async fn carry(
     };
     let said = watch::verdict(&page).await;
     let Some(link) = link.upgrade() else { return };
-    let failure = match (said, ended) {
-        (Some(seen), _) => seen.failure(link.peer),
+    let lost = |cause, observed: &str| link.fail(Failure::new(Some(link.peer), cause, observed), true);
+    match (said, ended) {
+        (Some(seen), _) => link.seen(seen),
         (None, Err(Error::Malformed { what, why })) => {
-            let cause = Cause::ProtocolError(format!("{what}: {why}"));
-            Failure::new(Some(link.peer), cause, "on the control socket")
+            lost(Cause::ProtocolError(format!("{what}: {why}")), "on the control socket");
         }
-        (None, Err(error)) => Failure::new(Some(link.peer), Cause::ConnectionLost, error.to_string()),
-        (None, Ok(())) => {
-            Failure::new(Some(link.peer), Cause::ConnectionLost, "it closed the control socket, and lives")
-        }
-    };
-    link.fail(failure, true);
+        (None, Err(error)) => lost(Cause::ConnectionLost, &error.to_string()),
+        (None, Ok(())) => lost(Cause::ConnectionLost, "it closed the control socket, and lives"),
+    }
     // The socket closes when nobody is inside of a copy, which is how the owner knows.
     while link.inside.try_write().is_none() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -655,14 +669,27 @@ async fn listen(stream: &UnixStream, link: &Weak<Link>) -> Result<()> {
     Ok(())
 }
 
-async fn speak(stream: &UnixStream, mut queue: UnboundedReceiver<Out>, queued: &AtomicUsize) -> Result<()> {
+async fn speak(
+    stream: &UnixStream,
+    mut queue: UnboundedReceiver<Out>,
+    link: &Weak<Link>,
+    queued: &AtomicUsize,
+) -> Result<()> {
     while let Some(out) = queue.recv().await {
         match out {
-            Out::Message(message) => frame::send(stream, &message, &[]).await?,
+            Out::Message(message) => {
+                // Operations that were told to be in doubt are not begun.
+                if message.operation().is_none_or(|id| is_awaited(link, id)) {
+                    frame::send(stream, &message, &[]).await?;
+                }
+            }
             Out::Accumulate { id, key, silent, offset, dtype, reduce, from } => {
                 for at in (0..from.size()).step_by(OPERANDS) {
-                    let operands = from.piece(at)?;
+                    let Some(operands) = link.upgrade().and_then(|link| link.piece(id, &from, at)) else {
+                        break;
+                    };
                     let offset = offset + at as u64;
+                    let operands = operands?;
                     let message = Message::Accumulate { id, key, silent, offset, dtype, reduce, operands };
                     frame::send(stream, &message, &[]).await?;
                 }
@@ -671,6 +698,10 @@ async fn speak(stream: &UnixStream, mut queue: UnboundedReceiver<Out>, queued: &
         }
     }
     frame::send(stream, &Message::Bye, &[]).await
+}
+
+fn is_awaited(link: &Weak<Link>, id: u64) -> bool {
+    link.upgrade().is_some_and(|link| link.waiting.lock().operations.contains_key(&id))
 }
 
 fn unasked(id: u64) -> Error {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use tokio::net::UnixStream;
 use transom_registry::{Error, Incarnation, Mapped, Result, Stale};
 
@@ -94,6 +95,7 @@ async fn connect(path: &Path, deadline: Instant) -> Result<UnixStream> {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
+            Err(e) if is_ours(&e) => return Err(Error::io(format!("connect to {}", path.display()), e)),
             Err(e) => {
                 return Err(unusable(format!(
                     "{}: {e} (its process is not on this host, or gone, or in another mount namespace)",
@@ -102,6 +104,12 @@ async fn connect(path: &Path, deadline: Instant) -> Result<UnixStream> {
             }
         }
     }
+}
+
+/// Whether it was us who could not connect, whoever is there.
+fn is_ours(error: &std::io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
 /// Checks that the other side is a process of ours, or root's; returns its number.

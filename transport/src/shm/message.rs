@@ -212,6 +212,18 @@ impl Message {
         }
     }
 
+    /// The number of an operation that somebody awaits.
+    pub(super) fn operation(&self) -> Option<u64> {
+        match self {
+            Self::Atomic { id, .. }
+            | Self::Accumulate { id, .. }
+            | Self::Signal { id, .. }
+            | Self::Flush { id, .. }
+            | Self::Resume { id, .. } => Some(*id),
+            _ => None,
+        }
+    }
+
     /// Appends the body and returns the kind.
     pub(super) fn encode(&self, out: &mut Vec<u8>) -> u8 {
         match self {

@@ -45,13 +45,13 @@ const MOST_STRANGERS: usize = 64;
 pub(crate) struct Shm {
     hub: Arc<Hub>,
     tasks: tokio::runtime::Handle,
-    socket: Socket,
     accept: AbortHandle,
 }
 
 /// What the connections of one transport share.
 struct Hub {
     host: Host,
+    socket: Socket,
     /// By these bytes, at this address, a peer can tell that the kernel's copy reaches this process.
     nonce: Box<[u8; 16]>,
     watched: Mutex<Vec<Watched>>,
@@ -78,7 +78,7 @@ struct Watched {
 impl fmt::Debug for Shm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shm")
-            .field("path", &self.socket.path())
+            .field("path", &self.hub.socket.path())
             .field("connections", &self.hub.watched.lock().len())
             .finish_non_exhaustive()
     }
@@ -106,13 +106,14 @@ impl Shm {
         })?;
         let hub = Arc::new(Hub {
             host: host.clone(),
+            socket,
             nonce,
             watched: Mutex::default(),
             ticks: Mutex::default(),
             closed: AtomicBool::new(false),
         });
         let accept = tasks.spawn(accept(listener, hub.clone())).abort_handle();
-        Ok(Arc::new(Self { hub, tasks, socket, accept }))
+        Ok(Arc::new(Self { hub, tasks, accept }))
     }
 }
 
@@ -157,6 +158,13 @@ impl Hub {
         open
     }
 
+    /// Takes the socket file of a dead process away, if it was in our directory.
+    fn bury(&self, peer: Incarnation, seen: Seen) {
+        if seen == Seen::Died {
+            let _ = std::fs::remove_file(self.socket.of_neighbour(peer));
+        }
+    }
+
     fn tick(&self, now: Instant) {
         let late = self.ticks.lock().is_late(now);
         let mut seen = Vec::new();
@@ -188,7 +196,7 @@ impl Transport for Shm {
 
     fn addresses(&self) -> Vec<String> {
         // A path that is no text cannot be handed out.
-        self.socket.path().to_str().map(|path| format!("shm:{path}")).into_iter().collect()
+        self.hub.socket.path().to_str().map(|path| format!("shm:{path}")).into_iter().collect()
     }
 
     fn connect(
@@ -221,7 +229,7 @@ impl Transport for Shm {
         if crate::fork::is_child() || self.hub.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.socket.unlink();
+        self.hub.socket.unlink();
         self.accept.abort();
         let watched = std::mem::take(&mut *self.hub.watched.lock());
         for party in watched.iter().filter_map(|watched| watched.party.upgrade()) {

@@ -268,6 +268,7 @@ impl Party for Served {
             }
         }
         if let Some(hub) = self.hub.upgrade() {
+            hub.bury(self.peer, seen);
             (hub.host.lost)(self.peer, seen.failure(self.peer));
         }
         if seen != Seen::Frozen {

@@ -63,6 +63,11 @@ impl Socket {
         &self.path
     }
 
+    /// Where another process of ours has its socket.
+    pub(super) fn of_neighbour(&self, incarnation: Incarnation) -> PathBuf {
+        self.path.with_file_name(format!("{incarnation}.{ENDING}"))
+    }
+
     /// Takes the file away: nobody new comes. Not in a forked child, whose parent still listens.
     pub(super) fn unlink(&self) {
         if !crate::fork::is_child() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
+use rustix::process::Signal;
 use transom_registry::element::Reduce;
 use transom_registry::exposed::Locker;
 use transom_registry::header::lock_owner;
@@ -141,7 +142,7 @@ fn everything_works(memory: impl transom_registry::Memory + 'static, mapped: boo
 #[test]
 fn host_memory_is_mapped_and_does_everything() {
     everything_works(HostMemory::new(200_000).unwrap(), true);
-    everything_works(HostMemory::new(200).unwrap(), true);
+    everything_works(HostMemory::new(300).unwrap(), true);
 }
 
 #[test]
@@ -237,6 +238,9 @@ fn a_region_that_was_dropped_is_refused_and_its_memory_stays_until_the_peer_lets
     let opened: Vec<_> = remotes.iter().map(|remote| open(&other, remote).unwrap()).collect();
     drop((foreign, host));
     for ((peer, part), remote) in opened.iter().zip(&remotes) {
+        let refused = part.accumulate(0, &[1_u64], Reduce::Sum).and_then(|()| part.flush());
+        assert!(matches!(refused, Err(Error::Stale { what: Stale::Generation, .. })), "{refused:?}");
+        part.flush().unwrap();
         for refused in [part.put(0, b"x"), part.get(0, &mut [0]), part.fetch_add(0, 1).map(drop)] {
             assert!(matches!(refused, Err(Error::Stale { what: Stale::Generation, .. })), "{refused:?}");
         }
@@ -464,9 +468,15 @@ impl Child {
         writeln!(self.process.stdin.as_mut().unwrap(), "{what}").unwrap();
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
-        let pid = rustix::process::Pid::from_child(&self.process);
-        rustix::process::kill_process(pid, signal).unwrap();
+    fn pid(&self) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(&self.process)
+    }
+
+    /// Stops it, and waits until it is.
+    fn stop(&self) {
+        rustix::process::kill_process(self.pid(), Signal::STOP).unwrap();
+        let waited = rustix::process::waitpid(Some(self.pid()), rustix::process::WaitOptions::UNTRACED);
+        assert!(waited.unwrap().unwrap().1.stopped());
     }
 }
 
@@ -497,6 +507,8 @@ fn the_death_of_an_owner_is_noticed_and_named_and_operations_are_not_applied() {
     assert_eq!(failure.cause, Cause::Exited(None));
     assert!(failure.observed.contains("alive lock"), "{failure}");
     assert_eq!(failure.incarnation, Some(remotes[0].incarnation));
+    let left_behind = remotes[0].addresses.iter().find_map(|a| a.strip_prefix("shm:")).unwrap();
+    assert!(!Path::new(left_behind).exists());
     for (_, part) in &opened {
         for refused in [part.put(0, b"x"), part.get(0, &mut [0]), part.fetch_add(8, 1).map(drop)] {
             let refused = refused.unwrap_err();
@@ -516,7 +528,7 @@ fn a_stopped_owner_is_told_as_frozen_and_operations_end() {
     let remotes: Vec<RemoteRegion> = (0..2).map(|_| child.hear().parse().unwrap()).collect();
     let (peer, _mapped) = open(&context, &remotes[0]).unwrap();
     let foreign = peer.open(&remotes[1]).unwrap();
-    child.signal(rustix::process::Signal::STOP);
+    child.stop();
     let request = foreign.atomic_request(crate::Atomic::Add, 8, 0, 1, 0).unwrap();
     let ended = request.wait_timeout(LIMIT).unwrap_err();
     assert_eq!(ended.outcome(), Some(Outcome::InDoubt), "{ended}");
@@ -530,7 +542,7 @@ fn a_stopped_owner_is_told_as_frozen_and_operations_end() {
         .unwrap();
     let expired = other.connect(&remotes[0]).unwrap_err();
     assert!(matches!(expired, Error::Expired { .. } | Error::Unreachable { .. }), "{expired}");
-    child.signal(rustix::process::Signal::CONT);
+    rustix::process::kill_process(child.pid(), Signal::CONT).unwrap();
     assert!(foreign.put(0, b"x").is_err(), "a failed connection stays failed");
     let (_peer, again) = open(&context, &remotes[0]).unwrap();
     again.put(0, b"again").unwrap();
