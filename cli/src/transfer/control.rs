@@ -21,8 +21,10 @@ pub(super) const DELIVERED: u32 = 1;
 pub(super) const COMPLETE: u32 = 2;
 /// Signal: the sender knows how it ended.
 pub(super) const KNOWN: u32 = 3;
+/// Signal: the sender has given up.
+pub(super) const GIVEN_UP: u32 = 4;
 /// How many signals there are.
-pub(super) const SIGNALS: u32 = 4;
+pub(super) const SIGNALS: u32 = 5;
 
 /// Where a reply of the receiver is.
 #[derive(Debug, Clone, Copy)]

@@ -38,6 +38,9 @@ const CHECKED_AT_ONCE: usize = 1 << 20;
 /// Bytes that a slow disk takes in a second: what the other side is given time for where it cannot tell how far it is.
 const SLOW_DISK: u64 = 8 << 20;
 
+/// How long the other side may take to hear a last word.
+const HEAR: Duration = Duration::from_secs(10);
+
 /// Receive a file from `transom send`, once
 #[derive(Debug, Args)]
 pub(crate) struct RecvOptions {

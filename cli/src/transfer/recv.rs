@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
-use transom::{Access, Context, Error, Host, Incarnation, MemoryRegion, Producers, RemoteRegion, Result};
+use transom::{
+    Access, Cause, Context, Error, Failure, Host, Incarnation, MemoryRegion, Outcome, Producers,
+    RemoteRegion, Result,
+};
 
 use super::control::{self, ANSWER, VERDICT};
 use super::offer::{self, Offer};
 use super::part::{Part, Place};
 use super::reply::Reply;
-use super::{Arrived, begin, checksum};
-
-/// How long a sender may take to hear how it ended.
-const HEAR: Duration = Duration::from_secs(10);
+use super::{Arrived, HEAR, begin, checksum};
 
 /// Waits for one sender.
 #[derive(Debug)]
@@ -117,14 +117,26 @@ impl Receiver {
         part.keep()
     }
 
-    /// Waits until a signal has its value, or the sender is gone. Returns which.
+    /// Waits until a signal has its value. Returns which.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] when the sender is gone or has given up; [`Error::Expired`].
     fn wait(&self, wanted: &[(u32, u64)], timeout: Duration) -> Result<usize> {
         let (context, control) = (self.context.clone(), self.control.clone());
-        let sender: Producers = Arc::new(move || {
-            let claim = control.load(control::CLAIM).ok().and_then(Incarnation::from_u64)?;
-            context.failure_of(claim)
+        let sender = move || control.load(control::CLAIM).ok().and_then(Incarnation::from_u64);
+        let producers: Producers = Arc::new({
+            let sender = sender.clone();
+            move || context.failure_of(sender()?)
         });
-        self.context.signals(&self.control).with_producers(sender).wait_any(wanted, timeout)
+        // Last: what has arrived wins.
+        let wanted: Vec<_> = wanted.iter().copied().chain([(control::GIVEN_UP, 1)]).collect();
+        let first =
+            self.context.signals(&self.control).with_producers(producers).wait_any(&wanted, timeout)?;
+        if first + 1 < wanted.len() {
+            return Ok(first);
+        }
+        let failure = Failure::new(sender(), Cause::Left, "the sender gave up");
+        Err(Error::failed("receive", Outcome::NotApplied, failure))
     }
 
     fn write(&self, place: control::Place, reply: &Reply) -> Result<()> {

@@ -1,5 +1,6 @@
 //! The side that has the file.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use transom::{
 use super::control::{self, ANSWER, VERDICT};
 use super::offer::{Offer, check_name};
 use super::reply::Reply;
-use super::{Arrived, begin, checksum, patience};
+use super::{Arrived, HEAR, begin, checksum, patience};
 
 /// Puts in flight at once.
 const FLYING: usize = 4;
@@ -86,6 +87,16 @@ pub(super) struct Sending<'a> {
     control: PeerRegion,
     timeout: Duration,
     bar: &'a ProgressBar,
+    /// The receiver is ours, and waits for what we do.
+    held: Cell<bool>,
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        if self.held.get() {
+            self.tell(control::GIVEN_UP);
+        }
+    }
 }
 
 impl<'a> Sending<'a> {
@@ -106,7 +117,7 @@ impl<'a> Sending<'a> {
             return Err(Error::invalid("send", "the address is not one of `transom recv`"));
         }
         let control = context.connect(address)?.open(address)?.with_timeout(timeout);
-        Ok(Self { control, timeout, bar })
+        Ok(Self { control, timeout, bar, held: Cell::new(false) })
     }
 
     /// Takes the receiver for us alone, and puts the offer there.
@@ -117,6 +128,7 @@ impl<'a> Sending<'a> {
         if self.control.compare_swap(control::CLAIM as u64, 0, us.as_u64())? != 0 {
             return Err(Error::invalid("send", "another sender was here first (start `transom recv` again)"));
         }
+        self.held.set(true);
         self.control.put_signal(control::OFFER as u64, &offer.to_bytes(), control::OFFERED, 1)
     }
 
@@ -204,8 +216,8 @@ impl<'a> Sending<'a> {
             if let Some(reply) = self.look(place)? {
                 let agreed = reply.agreed();
                 if agreed.is_err() || place.word == VERDICT.word {
-                    // It waits for this before it leaves; that it may have left already changes nothing.
-                    let _ = self.control.signal(control::KNOWN, 1).and_then(|()| self.control.flush());
+                    self.held.set(false);
+                    self.tell(control::KNOWN);
                 }
                 return agreed;
             }
@@ -226,6 +238,12 @@ impl<'a> Sending<'a> {
             std::thread::sleep(pause.min(left));
             pause = (pause * 2).min(longest);
         }
+    }
+
+    /// Tells the receiver a last thing. That it may have left already changes nothing.
+    fn tell(&self, signal: u32) {
+        let control = self.control.clone().with_timeout(HEAR.min(self.timeout));
+        let _ = control.signal(signal, 1).and_then(|()| control.flush());
     }
 
     /// The reply in this place, if it is there.

@@ -7,12 +7,12 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use transom::{Context, Error, RemoteRegion, Result, Secret};
 
-use super::offer::{self, Offer};
+use super::offer::Offer;
 use super::part::Place;
 use super::recv::Receiver;
 use super::scratch::Scratch;
 use super::send::{Sending, Source, send};
-use super::{Arrived, checksum, control, reachable, transports_of};
+use super::{Arrived, checksum, reachable, transports_of};
 
 /// Longer than any machine takes; what is expected to expire has its own.
 const LONG: Duration = Duration::from_secs(60);
@@ -82,7 +82,7 @@ fn bytes(size: usize) -> Vec<u8> {
 
 #[test]
 fn files_of_any_size_arrive_whole_over_any_transport() {
-    for transports in ["local", "shm"] {
+    for transports in ["local", "shm", "tcp"] {
         for size in [0, 1, (20 << 20) + 3] {
             let folders = Folders::new();
             let content = bytes(size);
@@ -153,8 +153,8 @@ fn a_file_that_changes_after_it_was_read_is_dropped_and_both_ends_are_told() {
 fn another_pass_phrase_is_refused_and_the_right_sender_still_gets_through() {
     let folders = Folders::new();
     let path = folders.file(b"content");
-    let (received, (stranger, sent)) = meet("shm", &folders.place, LONG, |right, address, bar| {
-        let wrong = context("shm", &Secret::passphrase().unwrap().1);
+    let (received, (stranger, sent)) = meet("tcp", &folders.place, LONG, |right, address, bar| {
+        let wrong = context("tcp", &Secret::passphrase().unwrap().1);
         let stranger = send(&wrong, address, Source::open(&path).unwrap(), LONG, bar);
         (stranger, send(right, address, Source::open(&path).unwrap(), LONG, bar))
     });
@@ -164,29 +164,25 @@ fn another_pass_phrase_is_refused_and_the_right_sender_still_gets_through() {
 }
 
 #[test]
-fn a_sender_that_goes_in_the_middle_leaves_an_error_and_no_file() {
-    for when in ["before its offer", "before the bytes", "after some of them"] {
-        let folders = Folders::new();
-        let size = 4 << 20;
-        let (received, ()) = meet("shm", &folders.place, LONG, |context, address, bar| {
-            let sending = Sending::connect(context, address, LONG, bar).unwrap();
-            let us = context.incarnation();
-            if when == "before its offer" {
-                let control = context.connect(address).unwrap().open(address).unwrap();
-                control.compare_swap(control::CLAIM as u64, 0, us.as_u64()).unwrap();
-                return;
-            }
-            sending.offer(us, &Offer { name: "name".into(), size, checksum: 1 }).unwrap();
-            let agreed = sending.answer(size).unwrap();
-            assert_eq!(folders.into.names().len(), 1, "the part is there");
-            if when == "after some of them" {
+fn a_sender_that_gives_up_in_the_middle_leaves_an_error_and_no_file() {
+    for transports in ["local", "shm", "tcp"] {
+        for some in [0, 1 << 20] {
+            let folders = Folders::new();
+            let size = 4 << 20;
+            let (received, ()) = meet(transports, &folders.place, LONG, |context, address, bar| {
+                let sending = Sending::connect(context, address, LONG, bar).unwrap();
+                let offer = Offer { name: "name".into(), size, checksum: 1 };
+                sending.offer(context.incarnation(), &offer).unwrap();
+                let agreed = sending.answer(size).unwrap();
+                assert_eq!(folders.into.names().len(), 1, "the part is there");
                 let remote = RemoteRegion::from_bytes(&agreed).unwrap();
                 let target = context.connect(address).unwrap().open(&remote).unwrap();
-                target.put(0, &[1; 1 << 20]).unwrap();
-            }
-        });
-        assert!(matches!(received, Err(Error::Failed(_))), "{when}: {received:?}");
-        assert_eq!(folders.into.names(), [""; 0], "{when}");
+                target.put(0, &vec![1; some]).unwrap();
+            });
+            let text = received.unwrap_err().to_string();
+            assert!(text.contains("the sender gave up"), "{transports}: {text}");
+            assert_eq!(folders.into.names(), [""; 0]);
+        }
     }
 }
 
