@@ -27,12 +27,12 @@ impl Folder {
         Self(path)
     }
 
-    fn into(&self) -> PathBuf {
+    fn inbox(&self) -> PathBuf {
         self.0.join("into")
     }
 
     fn received(&self) -> Vec<String> {
-        let mut names: Vec<_> = fs::read_dir(self.into())
+        let mut names: Vec<_> = fs::read_dir(self.inbox())
             .unwrap()
             .map(|e| e.unwrap().file_name().into_string().unwrap())
             .collect();
@@ -141,14 +141,14 @@ fn a_file_arrives_and_both_ends_say_the_same_of_it() {
             let folder = Folder::new();
             let bytes = content(size);
             let file = folder.write("data.bin", &bytes, 0o644);
-            let receiver = Receiver::start(listen, &[], &folder.into());
+            let receiver = Receiver::start(listen, &[], &folder.inbox());
             let sent = succeeded(&receiver.sender(&folder, &file).output().unwrap());
             let (status, received, errors) = receiver.end();
             assert!(status.success(), "{errors}");
             let line = format!("data.bin, {size} bytes, crc32c {:08x}\n", crc32c::crc32c(&bytes));
             assert_eq!((sent, received), (format!("sent {line}"), format!("received {line}")));
             assert_eq!(folder.received(), ["data.bin"]);
-            assert!(fs::read(folder.into().join("data.bin")).unwrap() == bytes, "{listen} {size}");
+            assert!(fs::read(folder.inbox().join("data.bin")).unwrap() == bytes, "{listen} {size}");
         }
     }
 }
@@ -174,21 +174,21 @@ fn a_file_that_exists_stays_and_both_ends_fail() {
     let folder = Folder::new();
     let file = folder.write("name", b"new", 0o644);
     folder.write("into/name", b"precious", 0o644);
-    let receiver = Receiver::start(TCP, &[], &folder.into());
+    let receiver = Receiver::start(TCP, &[], &folder.inbox());
     let sent = receiver.sender(&folder, &file).output().unwrap();
     let (status, out, errors) = receiver.end();
     assert_eq!((sent.status.code(), status.code(), out.as_str()), (Some(1), Some(1), ""));
     assert!(
         errors.contains("nothing is overwritten") && text(&sent.stderr).contains("nothing is overwritten")
     );
-    assert_eq!(fs::read(folder.into().join("name")).unwrap(), b"precious");
+    assert_eq!(fs::read(folder.inbox().join("name")).unwrap(), b"precious");
 }
 
 #[test]
 fn another_pass_phrase_opens_nothing_and_the_receiver_goes_on_waiting() {
     let folder = Folder::new();
     let file = folder.write("name", b"content", 0o644);
-    let receiver = Receiver::start(TCP, &[], &folder.into());
+    let receiver = Receiver::start(TCP, &[], &folder.inbox());
     let wrong = folder.write("wrong", b"aaaa-bbbb-cccc-dddd-eeee-ffff", 0o600);
     let stranger = transom()
         .arg("send")
@@ -207,7 +207,7 @@ fn another_pass_phrase_opens_nothing_and_the_receiver_goes_on_waiting() {
 fn a_pass_phrase_file_that_others_can_read_is_refused_before_anything_is_sent() {
     let folder = Folder::new();
     let file = folder.write("name", b"content", 0o644);
-    let receiver = Receiver::start(TCP, &[], &folder.into());
+    let receiver = Receiver::start(TCP, &[], &folder.inbox());
     folder.write("phrase", receiver.phrase.as_bytes(), 0o644);
     let sent = receiver.sender(&folder, &file).output().unwrap();
     assert_eq!(sent.status.code(), Some(1));
@@ -231,7 +231,7 @@ fn a_sender_that_is_killed_in_the_middle_leaves_no_file() {
         let folder = Folder::new();
         let file = folder.write("large", b"", 0o644);
         fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(256 << 20).unwrap();
-        let receiver = Receiver::start(listen, &[], &folder.into());
+        let receiver = Receiver::start(listen, &[], &folder.inbox());
         let mut sender = receiver.sender(&folder, &file).spawn().unwrap();
         wait_for_part(&folder);
         sender.kill().unwrap();
@@ -249,7 +249,7 @@ fn a_receiver_that_is_told_to_end_leaves_no_file_and_the_sender_is_told() {
         let folder = Folder::new();
         let file = folder.write("large", b"", 0o644);
         fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(256 << 20).unwrap();
-        let receiver = Receiver::start(TCP, &[], &folder.into());
+        let receiver = Receiver::start(TCP, &[], &folder.inbox());
         let sender = receiver.sender(&folder, &file).spawn().unwrap();
         wait_for_part(&folder);
         receiver.signal(signal);
