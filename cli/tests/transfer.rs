@@ -238,7 +238,7 @@ fn a_sender_that_is_killed_in_the_middle_leaves_no_file() {
         sender.wait().unwrap();
         let (status, out, errors) = receiver.end();
         assert_eq!((status.code(), out.as_str()), (Some(1), ""), "{listen}: {errors}");
-        assert!(errors.starts_with("transom: signal wait"), "{errors}");
+        assert!(errors.starts_with("transom: receive"), "{errors}");
         assert_eq!(folder.received(), [""; 0], "{listen}");
     }
 }

@@ -5,6 +5,7 @@
 //! there and signals. The receiver makes the file (`part`), registers it, and replies with its descriptor (`reply`). The
 //! sender puts the file straight into that memory and signals; the receiver checks and keeps the file, and replies
 //! again.
+#![forbid(unsafe_code)]
 
 mod control;
 mod offer;

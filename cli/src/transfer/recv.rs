@@ -97,7 +97,7 @@ impl Receiver {
         begin(bar, "receiving", &offer.name, offer.size);
         let mut delivered = 0;
         while self.wait(&[(control::COMPLETE, 1), (control::DELIVERED, delivered + 1)], timeout)? != 0 {
-            delivered = self.control.signal(control::DELIVERED)?;
+            delivered = self.delivered();
             bar.set_position(delivered);
         }
         begin(bar, "checking", &offer.name, offer.size);
@@ -137,6 +137,11 @@ impl Receiver {
         }
         let failure = Failure::new(sender(), Cause::Left, "the sender gave up");
         Err(Error::failed("receive", Outcome::NotApplied, failure))
+    }
+
+    /// How many bytes the sender says are here.
+    fn delivered(&self) -> u64 {
+        self.control.signal(control::DELIVERED).unwrap_or(0)
     }
 
     fn write(&self, place: control::Place, reply: &Reply) -> Result<()> {
