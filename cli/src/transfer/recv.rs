@@ -130,8 +130,22 @@ impl Receiver {
         });
         // Last: what has arrived wins.
         let wanted: Vec<_> = wanted.iter().copied().chain([(control::GIVEN_UP, 1)]).collect();
-        let first =
-            self.context.signals(&self.control).with_producers(producers).wait_any(&wanted, timeout)?;
+        let signals = self.context.signals(&self.control).with_producers(producers);
+        // The numbers of our signals mean nothing to who reads the error.
+        let first = signals.wait_any(&wanted, timeout).map_err(|error| match error {
+            Error::Failed(failed) => Error::failed("receive", Outcome::NotApplied, failed.failure),
+            Error::Expired { after, .. } => Error::Expired {
+                operation: "receive",
+                rank: None,
+                after,
+                detail: match sender() {
+                    None => "no sender has come".into(),
+                    Some(_) => format!("the sender stands still after {} bytes", self.delivered()),
+                },
+                outcome: None,
+            },
+            other => other,
+        })?;
         if first + 1 < wanted.len() {
             return Ok(first);
         }

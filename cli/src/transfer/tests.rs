@@ -203,6 +203,15 @@ fn a_sender_that_stands_still_expires_and_is_told() {
 }
 
 #[test]
+fn a_receiver_to_which_nobody_comes_expires() {
+    let folders = Folders::new();
+    let receiver = Receiver::new(&context("local", &Secret::random().unwrap())).unwrap();
+    let wait = Duration::from_millis(20);
+    let error = receiver.receive(&folders.place, wait, LONG, &ProgressBar::hidden()).unwrap_err();
+    assert!(error.to_string().contains("no sender has come"), "{error}");
+}
+
+#[test]
 fn a_second_sender_is_told_that_it_is_too_late() {
     let folders = Folders::new();
     let path = folders.file(b"content");
