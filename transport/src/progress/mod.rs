@@ -261,12 +261,12 @@ impl Progress {
             }
             std::hint::spin_loop();
             round = round.wrapping_add(1);
-            // Futures of operations drive by themselves; what waits for something else must not stop the peers.
-            if round.is_multiple_of(4) {
+            if round.is_multiple_of(16) {
+                // Futures of requests drive by themselves; others, like attachments, rely on whoever waits.
                 self.poll();
-            }
-            if round.is_multiple_of(16) && since.elapsed() >= spin {
-                break;
+                if since.elapsed() >= spin {
+                    break;
+                }
             }
         }
         loop {
