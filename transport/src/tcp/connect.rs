@@ -1,4 +1,4 @@
-//! Reaches a peer: again and again while nobody listens there yet.
+//! Reaches a peer: again and again while nobody listens there yet, if it may start later.
 #![forbid(unsafe_code)]
 
 use std::future::Future;
@@ -19,6 +19,9 @@ use crate::handshake::{self, Purpose};
 /// Pauses between attempts.
 const SHORTEST: Duration = Duration::from_millis(5);
 const LONGEST: Duration = Duration::from_millis(200);
+/// How long a refusal of a peer that is known by its incarnation may last: it listened before anybody could know that, so
+/// it is gone, or its host is short of room for a moment.
+const KNOWN: Duration = Duration::from_secs(1);
 /// How often a hang-up during the handshake is taken for the other side's crowd of strangers.
 const HANG_UPS: u32 = 4;
 
@@ -67,6 +70,10 @@ async fn connect(
     let until = tokio::time::Instant::from_std(deadline);
     let mut pause = SHORTEST;
     let mut hang_ups = 0;
+    let patient = match peer {
+        Some(_) => until.min(tokio::time::Instant::now() + KNOWN),
+        None => until,
+    };
     loop {
         let attempt = tokio::time::timeout_at(until, attempt(&shared, host, port, peer)).await;
         let error = match attempt {
@@ -80,7 +87,7 @@ async fn connect(
             Error::Auth { .. } => hang_ups < HANG_UPS,
             _ => false,
         };
-        if !again || tokio::time::Instant::now() + pause >= until {
+        if !again || tokio::time::Instant::now() + pause >= patient {
             return Err(error);
         }
         tokio::time::sleep(pause).await;

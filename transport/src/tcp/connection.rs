@@ -213,7 +213,11 @@ impl Connection {
                 return moved + 1;
             }
             moved += self.settle(&mut out, &turn, done);
-            let woken = if out.has_room() && out.flights.has_room_for_get(MOST_PIECE) { std::mem::take(&mut out.waiting) } else { Vec::new() };
+            let woken = if out.has_room() && out.flights.has_room_for_get(MOST_PIECE) {
+                std::mem::take(&mut out.waiting)
+            } else {
+                Vec::new()
+            };
             drop(out);
             woken.into_iter().for_each(Waker::wake);
         }

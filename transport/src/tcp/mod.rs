@@ -177,15 +177,13 @@ impl Shared {
         for connection in dead {
             let peer = connection.peer();
             let Some(Remains { failure, quiet, grants }) = connection.bury(done) else { continue };
-            let lost = self.around.host.lost.clone();
             let alone = !self.connections.read().iter().any(|c| c.peer() == peer);
-            // Outside of the seat: others' code runs there, and memory goes.
-            self.tasks.spawn(async move {
-                drop(grants);
-                if !quiet && alone {
-                    lost(peer, failure);
-                }
-            });
+            if !quiet && alone {
+                // Before anybody can see an operation that ended by it.
+                (self.around.host.lost)(peer, failure);
+            }
+            // Memory may go with them: outside of the seat.
+            self.tasks.spawn(async move { drop(grants) });
         }
     }
 }
