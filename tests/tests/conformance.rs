@@ -5,4 +5,5 @@ use transom_tests::{Real, Simulated, carrier, conformance};
 conformance!(local, Real::new("local"));
 conformance!(third_party, Real::registered("carrier", carrier::opener("carrier")));
 conformance!(shm, Real::new("shm"));
+conformance!(tcp, Real::new("tcp"));
 conformance!(sim, Simulated::new(1), simulated);

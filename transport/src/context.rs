@@ -323,6 +323,12 @@ impl Context {
         &self.0.secret
     }
 
+    /// Its transports, for tests that go below peers.
+    #[cfg(test)]
+    pub(crate) fn transports(&self) -> Vec<Arc<dyn Transport>> {
+        self.0.progress.transports()
+    }
+
     /// Its clock.
     #[must_use]
     pub fn clock(&self) -> &Clock {

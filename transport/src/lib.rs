@@ -31,6 +31,8 @@ mod shm;
 mod signal;
 pub mod sim;
 mod spec;
+#[doc(hidden)]
+pub mod tcp;
 pub mod token;
 
 pub use context::{Context, ContextBuilder, DEFAULT_TIMEOUT, Opener};

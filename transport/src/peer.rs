@@ -66,7 +66,13 @@ impl Peer {
     /// Why it, or the way to it, failed; `None` while it lives.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Failure>> {
-        self.0.failure.get().cloned()
+        if let Some(failure) = self.0.failure.get() {
+            return Some(failure.clone());
+        }
+        // Operations may have ended before the context was told.
+        let endpoints = self.0.endpoints.lock();
+        let first = endpoints.first()?.failure()?;
+        endpoints.iter().all(|endpoint| endpoint.failure().is_some()).then_some(first)
     }
 
     /// Opens a region of the peer. Returns when it can be reached.

@@ -42,6 +42,7 @@ fn builtin(name: &str) -> Option<Open> {
     match name {
         "local" => Some(Arc::new(|_, host| Ok(crate::local::Local::open(host)))),
         "shm" => Some(Arc::new(|arguments, host| Ok(crate::shm::Shm::open(arguments, host)?))),
+        "tcp" => Some(Arc::new(crate::tcp::Tcp::open)),
         _ => None,
     }
 }

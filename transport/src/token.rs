@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use transom_registry::{Cause, Error, Failure, Outcome, Result};
+use transom_registry::{Cause, Error, Failure, Outcome, Result, Slice};
 
 use crate::late::Late;
 use crate::request::Flight;
@@ -10,7 +10,7 @@ use crate::request::Flight;
 /// Whoever waits for an operation: completed once, by the transport that carries it. Dropped uncompleted, the operation
 /// counts as in doubt.
 #[derive(Debug)]
-pub struct Token(Option<Waits>);
+pub struct Token(Option<Waits>, Option<Slice>);
 
 #[derive(Debug)]
 enum Waits {
@@ -22,11 +22,18 @@ enum Waits {
 
 impl Token {
     pub(crate) fn flight(flight: Arc<Flight>) -> Self {
-        Self(Some(Waits::Flight(flight)))
+        Self(Some(Waits::Flight(flight)), None)
     }
 
     pub(crate) fn late(late: Arc<Late>, operation: &'static str) -> Self {
-        Self(Some(Waits::Late(late, operation)))
+        Self(Some(Waits::Late(late, operation)), None)
+    }
+
+    /// The same token, which keeps this slice until it is completed: so that it is dropped where wakers run.
+    #[must_use]
+    pub fn keep(mut self, slice: Slice) -> Self {
+        self.1 = Some(slice);
+        self
     }
 
     /// The operation's name in errors.

@@ -261,8 +261,12 @@ impl Progress {
             }
             std::hint::spin_loop();
             round = round.wrapping_add(1);
-            if round.is_multiple_of(16) && since.elapsed() >= spin {
-                break;
+            if round.is_multiple_of(16) {
+                // Futures of requests drive by themselves; others, like attachments, rely on whoever waits.
+                self.poll();
+                if since.elapsed() >= spin {
+                    break;
+                }
             }
         }
         loop {
