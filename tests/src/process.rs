@@ -96,6 +96,12 @@ impl Me {
         self.hear_within(PATIENCE)
     }
 
+    /// The next line from the test, if it is there.
+    #[must_use]
+    pub fn heard(&mut self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
     /// As [`Me::hear`], within this time.
     #[must_use]
     pub fn hear_within(&mut self, time: Duration) -> String {

@@ -129,7 +129,7 @@ fn operations_to_a_host_that_is_cut_off_end_with_their_outcomes() {
 
 #[test]
 fn a_host_that_is_cut_off_is_noticed_on_an_idle_connection() {
-    if let Some(mut me) = process::rank() {
+    if let Some(me) = process::rank() {
         let (team, window) = meet(4096);
         team.barrier().unwrap();
         me.say("ready");
@@ -153,4 +153,233 @@ fn a_host_that_is_cut_off_is_noticed_on_an_idle_connection() {
     }
     assert!(cut.elapsed() < SILENT, "{:?}", cut.elapsed());
     ranks.end_well();
+}
+
+#[test]
+fn a_process_that_is_killed_on_another_host_is_told_at_once() {
+    if let Some(mut me) = process::rank() {
+        let (team, window) = meet(8 * MIB);
+        team.barrier().unwrap();
+        if me.rank() == 0 {
+            let source = memory(&team, &pattern::bytes(8 * MIB, 1));
+            assert_eq!(me.hear(), "send");
+            let puts: Vec<_> = (0..16).map(|_| window.put_from(2, 0, source.all()).unwrap()).collect();
+            me.say("ready");
+            assert_eq!(me.hear(), "killed");
+            let since = Instant::now();
+            let ends = ends(&puts, DEAD);
+            check_ends(&ends, &[Cause::ConnectionLost]);
+            let failure = failure(&team, 2);
+            assert_eq!(failure.cause, Cause::ConnectionLost);
+            assert!(since.elapsed() < DEAD);
+            assert_eq!(window.put(2, 0, b"late").unwrap_err().outcome(), Some(Outcome::NotApplied));
+            // The others are not touched by it.
+            window.put_signal(1, 0, b"alive", 0, 1).unwrap();
+            window.flush(1).unwrap();
+            me.say(&failure.to_string());
+        } else {
+            me.say("ready");
+            // Idle, with no operation that could notice it.
+            assert_eq!(me.hear(), "killed");
+            let since = Instant::now();
+            assert_eq!(failure(&team, 2).cause, Cause::ConnectionLost);
+            assert!(since.elapsed() < DEAD);
+            window.signal(0).unwrap().wait_at_least(1, process::PATIENCE).unwrap();
+            assert!(team.failure(0).is_none());
+            me.say("alive");
+        }
+        assert_eq!(me.hear(), "end");
+        return;
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(3) else { return };
+    let mut ranks = network.start("a_process_that_is_killed_on_another_host_is_told_at_once");
+    assert_eq!([ranks[1].hear(), ranks[2].hear()], ["ready", "ready"]);
+    network.slow(2, "80mbit");
+    ranks[0].say("send");
+    assert_eq!(ranks[0].hear(), "ready");
+    ranks[2].kill();
+    for rank in 0..2 {
+        ranks[rank].say("killed");
+    }
+    for rank in 0..2 {
+        eprintln!("{}", ranks[rank].hear());
+    }
+    for rank in 0..2 {
+        ranks[rank].say("end");
+        ranks[rank].ends_well();
+    }
+}
+
+#[test]
+fn a_cable_that_is_out_for_less_than_a_second_is_not_noticed() {
+    const BLOCK: usize = 4096;
+    const BLOCKS: u64 = 16;
+    if let Some(mut me) = process::rank() {
+        let (team, window) = meet(BLOCK * BLOCKS as usize);
+        let other = 1 - me.rank();
+        team.barrier().unwrap();
+        // Both send for as long as they are told to, and count.
+        let mut sent = 0;
+        while me.heard().is_none() {
+            let bytes = pattern::bytes(BLOCK, sent);
+            window.put_signal(other, sent % BLOCKS * BLOCK as u64, &bytes, 0, 1).unwrap();
+            window.fetch_add(other, 0, 0).unwrap();
+            sent += 1;
+            if sent == 10 {
+                me.say("ready");
+            }
+        }
+        window.flush(other).unwrap();
+        assert!(team.failure(other).is_none());
+        me.say(&sent.to_string());
+        let expected: u64 = me.hear().parse().unwrap();
+        assert_eq!(window.signal(0).unwrap().value(), expected);
+        // The last round of the other's blocks is here.
+        for number in expected.saturating_sub(BLOCKS)..expected {
+            let mut bytes = vec![0; BLOCK];
+            window.local().read((number % BLOCKS) as usize * BLOCK, &mut bytes).unwrap();
+            assert_eq!(pattern::differs(&bytes, number), None, "block {number}");
+        }
+        team.barrier().unwrap();
+        return;
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let mut ranks = network.start("a_cable_that_is_out_for_less_than_a_second_is_not_noticed");
+    assert_eq!(ranks.hear(), ["ready", "ready"]);
+    for _ in 0..2 {
+        let out = Instant::now();
+        network.unplug(1);
+        // This is the outage.
+        std::thread::sleep(Duration::from_millis(800));
+        network.plug(1);
+        eprintln!("the cable was out for {:?}", out.elapsed());
+        std::thread::sleep(Duration::from_millis(800));
+    }
+    ranks.say("stop");
+    let sent = ranks.hear();
+    eprintln!("sent: {sent:?}");
+    ranks[0].say(&sent[1]);
+    ranks[1].say(&sent[0]);
+    ranks.end_well();
+}
+
+#[test]
+fn a_stopped_process_and_a_host_without_a_cable_are_told_apart() {
+    // Which ranks are lost, how, and whether something is on its way to them then.
+    const LOST: [(u32, Cause, bool); 4] = [
+        (1, Cause::Frozen, true),
+        (2, Cause::HostUnreachable, true),
+        (3, Cause::Frozen, false),
+        (4, Cause::HostUnreachable, false),
+    ];
+    if let Some(mut me) = process::rank() {
+        let (team, window) = meet(8 * MIB);
+        team.barrier().unwrap();
+        if me.rank() != 0 {
+            me.say("ready");
+            assert_eq!(me.hear_within(5 * SILENT), "end");
+            return;
+        }
+        let source = memory(&team, &pattern::bytes(8 * MIB, 1));
+        assert_eq!(me.hear(), "send");
+        let send = |rank| (0..8).map(|_| window.put_from(rank, 0, source.all()).unwrap()).collect::<Vec<_>>();
+        let puts: Vec<_> = LOST.iter().filter(|lost| lost.2).map(|(rank, ..)| send(*rank)).collect();
+        me.say("ready");
+        for (rank, cause, _) in &LOST {
+            let failure = failure(&team, *rank);
+            assert_eq!(failure.cause, *cause, "rank {rank}: {failure}");
+            me.say(&format!("rank {rank}: {failure}"));
+        }
+        for ((_, cause, _), puts) in LOST.iter().zip(&puts) {
+            check_ends(&ends(puts, SILENT), std::slice::from_ref(cause));
+        }
+        return;
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(5) else { return };
+    let mut ranks = network.start("a_stopped_process_and_a_host_without_a_cable_are_told_apart");
+    for rank in 1..5 {
+        assert_eq!(ranks[rank].hear(), "ready");
+    }
+    for (rank, _, busy) in LOST {
+        if busy {
+            network.slow(rank as usize, "80mbit");
+        }
+    }
+    ranks[0].say("send");
+    assert_eq!(ranks[0].hear(), "ready");
+    for (rank, cause, _) in LOST {
+        match cause {
+            Cause::Frozen => ranks[rank as usize].stop(),
+            _ => network.unplug(rank as usize),
+        }
+    }
+    for _ in LOST {
+        eprintln!("{}", ranks[0].hear_within(2 * SILENT));
+    }
+    ranks[0].ends_well();
+}
+
+#[test]
+fn a_peer_that_reads_nothing_holds_no_deadline_up() {
+    const DEADLINE: Duration = Duration::from_millis(500);
+    if let Some(mut me) = process::rank() {
+        let (team, window) = meet(64 * MIB);
+        team.barrier().unwrap();
+        if me.rank() != 0 {
+            me.say("ready");
+            let _ = me.hear_within(5 * SILENT);
+            return;
+        }
+        let part = window.part(1).unwrap().clone().with_timeout(DEADLINE);
+        let source = memory(&team, &pattern::bytes(64 * MIB, 1));
+        let own = memory(&team, &[0; 4096]);
+        let bytes = pattern::bytes(64 * MIB, 2);
+        assert_eq!(me.hear(), "stopped");
+        // Each returns within its deadline, with what is known: it waits, or the peer is frozen.
+        let timely = |what: &str, call: &mut dyn FnMut() -> Result<u64, Error>| {
+            let since = Instant::now();
+            let error = call().expect_err(what);
+            let took = since.elapsed();
+            assert!(took < 10 * DEADLINE, "{what} returned after {took:?}");
+            match &error {
+                Error::Expired { .. } => {}
+                Error::Failed(failed) if failed.failure.cause == Cause::Frozen => {}
+                _ => panic!("{what}: {error}"),
+            }
+            me.say(&format!("{what}: {} ms: {error} ({:?})", took.as_millis(), error.outcome()));
+            error
+        };
+        let request = part.put_from(0, source.all()).unwrap();
+        let get = part.get_into(0, own.all()).unwrap();
+        timely("put_from", &mut || request.wait_timeout(DEADLINE));
+        timely("get_into", &mut || get.wait_timeout(DEADLINE));
+        let put = timely("put", &mut || part.put(0, &bytes).map(|()| 0));
+        assert!(matches!(put.outcome(), Some(Outcome::InDoubt | Outcome::NotApplied)), "{put}");
+        timely("fetch_add", &mut || part.fetch_add(0, 1));
+        timely("flush", &mut || part.flush().map(|()| 0));
+        for request in [&request, &get] {
+            let error = request.wait_timeout(SILENT).unwrap_err();
+            let Error::Failed(failed) = &error else { panic!("{error}") };
+            assert_eq!(failed.failure.cause, Cause::Frozen, "{error}");
+        }
+        assert_eq!(failure(&team, 1).cause, Cause::Frozen);
+        return me.say("end");
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let mut ranks = network.start("a_peer_that_reads_nothing_holds_no_deadline_up");
+    assert_eq!(ranks[1].hear(), "ready");
+    ranks[1].stop();
+    ranks[0].say("stopped");
+    loop {
+        let line = ranks[0].hear_within(2 * SILENT);
+        eprintln!("{line}");
+        if line == "end" {
+            break;
+        }
+    }
+    ranks[0].ends_well();
 }
