@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{RwLock, RwLockReadGuard};
 use transom::{Cause, Error, Failure, MemoryRegion, Outcome, Request, Team, Window};
 use transom_tests::network::Network;
-use transom_tests::pattern;
 use transom_tests::process::{self, Me};
+use transom_tests::{pattern, usage};
 
 /// Ten times the 2.5 s in which a silent host or a frozen process is told.
 const SILENT: Duration = Duration::from_secs(25);
@@ -382,4 +382,160 @@ fn a_peer_that_reads_nothing_holds_no_deadline_up() {
         }
     }
     ranks[0].ends_well();
+}
+
+/// Sends signalled blocks to a rank for this long, and returns how many bytes of them are delivered each second.
+fn rate_to(window: &Window, rank: u32, bytes: &[u8], time: Duration) -> f64 {
+    let since = Instant::now();
+    let mut sent = 0;
+    while since.elapsed() < time {
+        window.put_signal(rank, 0, bytes, 0, 1).unwrap();
+        sent += bytes.len();
+    }
+    window.flush(rank).unwrap();
+    sent as f64 / since.elapsed().as_secs_f64()
+}
+
+#[test]
+fn a_slow_peer_slows_no_other_and_takes_no_memory() {
+    const QUEUED: usize = 64 * MIB;
+    const TIME: Duration = Duration::from_millis(1500);
+    if let Some(mut me) = process::rank() {
+        let (team, window) = meet(QUEUED);
+        team.barrier().unwrap();
+        if me.rank() == 0 {
+            let queued = memory(&team, &pattern::bytes(QUEUED, 1));
+            let block = pattern::bytes(256 << 10, 2);
+            let before = [(); 3].map(|()| rate_to(&window, 2, &block, TIME / 3));
+            me.say("ready");
+            assert_eq!(me.hear(), "slow");
+            let resident = usage::resident();
+            let piece = QUEUED / 16;
+            let puts: Vec<_> = (0..16)
+                .map(|i| {
+                    window.put_from(1, (i * piece) as u64, queued.slice(i * piece..(i + 1) * piece).unwrap())
+                })
+                .collect::<Result<_, _>>()
+                .unwrap();
+            // And as much as the queue takes of what has to be copied.
+            let mut copied = 0;
+            let part = window.part(1).unwrap().clone().with_timeout(Duration::from_millis(1));
+            let full = loop {
+                match part.signal(0, 1) {
+                    Ok(()) => copied += 1,
+                    Err(error) => break error,
+                }
+                assert!(copied < 100 * MIB, "the queue has no end");
+            };
+            assert!(matches!(full, Error::Expired { .. }), "{full}");
+            let beside = [(); 3].map(|()| rate_to(&window, 2, &block, TIME / 3));
+            assert!(puts.iter().any(|put| !put.is_done()), "the slow peer is not slow");
+            let grown = usage::resident().saturating_sub(resident);
+            let median = |mut rates: [f64; 3]| {
+                rates.sort_by(f64::total_cmp);
+                rates[1]
+            };
+            let ratio = median(beside) / median(before);
+            me.say(&format!(
+                "{:.0} MB/s alone, {:.2} of it beside the slow peer, whose queue took {copied} signals and {} KiB",
+                median(before) / 1e6,
+                ratio,
+                grown >> 10,
+            ));
+            assert!(ratio >= 0.5, "the fast peer is slowed to {ratio:.2}: {before:?}, {beside:?}");
+            assert!(grown < 128 * MIB, "{grown} bytes more are present");
+            assert_eq!(me.hear(), "fast");
+            for end in ends(&puts, process::PATIENCE) {
+                end.unwrap();
+            }
+            let _ = window.flush(1);
+            window.put_signal(1, 0, &[], 1, 1).unwrap();
+            window.flush(1).unwrap();
+            me.say(&copied.to_string());
+        } else {
+            if me.rank() == 1 {
+                window.signal(1).unwrap().wait_at_least(1, 2 * process::PATIENCE).unwrap();
+                let mut bytes = vec![0; QUEUED];
+                window.local().read(0, &mut bytes).unwrap();
+                assert_eq!(pattern::differs(&bytes, 1), None);
+                let expected: u64 = me.hear().parse().unwrap();
+                assert_eq!(window.signal(0).unwrap().value(), expected);
+            }
+            assert_eq!(me.hear(), "end");
+        }
+        assert!((0..3).all(|rank| team.failure(rank).is_none()));
+        team.barrier().unwrap();
+        return;
+    }
+    let _alone = RATES.write();
+    let Some(network) = Network::of(3) else { return };
+    let mut ranks = network.start("a_slow_peer_slows_no_other_and_takes_no_memory");
+    assert_eq!(ranks[0].hear(), "ready");
+    network.slow(1, "1mbit");
+    ranks[0].say("slow");
+    eprintln!("{}", ranks[0].hear());
+    network.mend(1);
+    ranks[0].say("fast");
+    let copied = ranks[0].hear_within(2 * process::PATIENCE);
+    ranks[1].say(&copied);
+    ranks[1].say("end");
+    ranks[2].say("end");
+    ranks.end_well();
+}
+
+#[test]
+fn lost_packets_are_not_a_lost_peer_and_change_no_byte() {
+    const BLOCK: usize = 64 << 10;
+    const SLOTS: u64 = 8;
+    if let Some(mut me) = process::rank() {
+        let (team, window) = meet(SLOTS as usize * BLOCK);
+        team.barrier().unwrap();
+        let other = 1 - me.rank();
+        me.say("ready");
+        assert_eq!(me.hear(), "go");
+        let size = |number: u64| [1, 8, 1000, 1448, 4096, BLOCK][number as usize % 6];
+        let at = |number: u64| number % SLOTS * BLOCK as u64;
+        let time = if transom_tests::is_long() { Duration::from_secs(600) } else { Duration::from_secs(8) };
+        let since = Instant::now();
+        let mut number = 0_u64;
+        if me.rank() == 0 {
+            while since.elapsed() < time {
+                // A slot is used again once the other side has looked at it.
+                if number >= SLOTS {
+                    window.signal(1).unwrap().wait_at_least(number - SLOTS + 1, SILENT).unwrap();
+                }
+                window.put_signal(other, at(number), &pattern::bytes(size(number), number), 0, 1).unwrap();
+                number += 1;
+            }
+            window.signal(1).unwrap().wait_at_least(number, SILENT).unwrap();
+            window.put_signal(other, 0, &[], 2, 1).unwrap();
+            window.flush(other).unwrap();
+        } else {
+            let signals = window.signals();
+            while signals.wait_any(&[(0, number + 1), (2, 1)], SILENT).unwrap() == 0 {
+                let mut bytes = vec![0; size(number)];
+                window.local().read(at(number) as usize, &mut bytes).unwrap();
+                assert_eq!(pattern::differs(&bytes, number), None, "block {number}");
+                window.send_signal(other, 1, 1).unwrap();
+                number += 1;
+            }
+        }
+        assert!(team.failure(other).is_none());
+        me.say(&number.to_string());
+        assert_eq!(me.hear(), "end");
+        team.barrier().unwrap();
+        return;
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let mut ranks = network.start("lost_packets_are_not_a_lost_peer_and_change_no_byte");
+    assert_eq!(ranks.hear(), ["ready", "ready"]);
+    network.lose(1, 50);
+    ranks.say("go");
+    let checked = ranks.iter_mut().map(|rank| rank.hear_within(Duration::from_secs(700))).collect::<Vec<_>>();
+    eprintln!("checked: {checked:?}");
+    assert_eq!(checked[0], checked[1]);
+    network.mend(1);
+    ranks.say("end");
+    ranks.end_well();
 }
