@@ -177,7 +177,7 @@ impl Network {
         Ranks::start_each(test, &starts)
     }
 
-    /// Whatever goes to this host and comes from it is lost from now on, without anybody being told.
+    /// Whatever goes to this host and comes from it is lost from now on, and nobody is told.
     pub fn cut(&self, host: usize) {
         self.tc(SWITCH, &format!("qdisc replace dev p{host} root blackhole"));
         self.tc(host, "qdisc replace dev eth0 root blackhole");
@@ -205,14 +205,23 @@ impl Network {
         let below = (u64::from(u32::MAX) * u64::from(per_mille) / 1000) as u32;
         let random = u32::MAX - 4095 + 56;
         let code = format!("4,32 0 0 {random},53 1 0 {below},6 0 0 2,6 0 0 {}", u32::MAX);
-        for (at, device) in [(SWITCH, format!("p{host}")), (host, "eth0".to_owned())] {
-            self.tc(at, &format!("qdisc add dev {device} clsact"));
-            let space = self.space(at);
-            run(
-                "tc",
-                &["-n", &space, "filter", "add", "dev", &device, "egress", "bpf", "da", "bytecode", &code],
-            );
+        // At the switch, so that no host knows of it.
+        self.tc(SWITCH, &format!("qdisc add dev p{host} clsact"));
+        let (space, device) = (self.space(SWITCH), format!("p{host}"));
+        for way in ["egress", "ingress"] {
+            let filter = ["-n", &space, "filter", "add", "dev", &device, way, "bpf", "da", "bytecode", &code];
+            run("tc", &filter);
         }
+    }
+
+    /// How many packets this host has sent again.
+    #[must_use]
+    pub fn sent_again(&self, host: usize) -> u64 {
+        let counts = self.inside(host, || std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap());
+        let mut tcp = counts.lines().filter(|line| line.starts_with("Tcp:")).map(|line| line.split(' '));
+        let (names, numbers) = (tcp.next().unwrap(), tcp.next().unwrap());
+        let found = names.zip(numbers).find(|(name, _)| *name == "RetransSegs");
+        found.unwrap().1.parse().unwrap()
     }
 
     /// The cable of this host is good and fast again.

@@ -533,7 +533,9 @@ fn lost_packets_are_not_a_lost_peer_and_change_no_byte() {
     network.lose(1, 50);
     ranks.say("go");
     let checked = ranks.iter_mut().map(|rank| rank.hear_within(Duration::from_secs(700))).collect::<Vec<_>>();
-    eprintln!("checked: {checked:?}");
+    let again = [network.sent_again(0), network.sent_again(1)];
+    eprintln!("checked: {checked:?}, packets sent again: {again:?}");
+    assert!(again.iter().all(|count| *count > 0), "nothing was lost");
     assert_eq!(checked[0], checked[1]);
     network.mend(1);
     ranks.say("end");
