@@ -47,6 +47,8 @@ pub use secret::Secret;
 pub use shm::fuzz_shm_message;
 pub use signal::{Producers, Signal, Signals};
 pub use spec::{Open, VARIABLE, register_transport, transport_names};
+#[doc(hidden)]
+pub use tcp::{fuzz_control as fuzz_tcp_control, fuzz_frame as fuzz_tcp_frame};
 pub use transom_registry::element::{Atomic, Dtype, Element, Reduce};
 pub use transom_registry::{
     Access, Cause, Error, Failure, File, Foreign, Host, Incarnation, Kind, Memory, MemoryRegion, Outcome,
