@@ -118,7 +118,7 @@ impl PeerRegion {
                     });
                 }
                 if exposed.kind() != transom_registry::Kind::Device {
-                    routes.open(index, &exposed, remote.access)?;
+                    routes.open(index, &exposed, remote.access, peer.0.context.incarnation())?;
                 }
                 Way::Mapped(exposed, endpoint, attached.key)
             }
@@ -415,6 +415,7 @@ impl PeerRegion {
     /// # Errors
     /// As for [`PeerRegion::put`]; [`Error::Misaligned`]; [`Error::Torn`] when a part was left half done by a process that
     /// died: this operation is complete, what was there before is in doubt.
+    #[inline]
     pub fn accumulate<T: Element>(&self, offset: u64, from: &[T], reduce: Reduce) -> Result<()> {
         self.accumulate_bytes(offset, element::as_bytes(from), T::DTYPE, reduce)
     }
@@ -423,8 +424,37 @@ impl PeerRegion {
     ///
     /// # Errors
     /// As there; [`Error::Invalid`] when `from` is no whole number of elements.
+    #[inline]
     pub fn accumulate_bytes(&self, offset: u64, from: &[u8], dtype: Dtype, reduce: Reduce) -> Result<()> {
+        match self.route().map_or(0, |route| route.accumulate(dtype, reduce, offset, from)) {
+            done if done > 0 && done == from.len() => Ok(()),
+            done => self.accumulate_rest(offset, from, dtype, reduce, done),
+        }
+    }
+
+    /// Does what an accumulate by the route left to do, having done `done` bytes.
+    ///
+    /// # Errors
+    /// As for [`PeerRegion::accumulate_bytes`].
+    #[cold]
+    #[inline(never)]
+    #[doc(hidden)]
+    pub fn accumulate_rest(
+        &self,
+        offset: u64,
+        from: &[u8],
+        dtype: Dtype,
+        reduce: Reduce,
+        done: usize,
+    ) -> Result<()> {
         const OPERATION: &str = "accumulate";
+        // Begun, so it is ended, whatever has become of the region since: an operation is done or is not.
+        if done > 0
+            && let Some(exposed) = self.shared.routes.kept(self.shared.index)
+        {
+            let (offset, rest) = (offset + done as u64, from.get(done..).unwrap_or_default());
+            return exposed.accumulate_bytes(dtype, reduce, offset, rest, self.locker());
+        }
         let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.len(), dtype)?;
         if from.is_empty() {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use transom_registry::element;
 use transom_registry::{Access, Error, Host, MemoryRegion, RemoteRegion, Result, Slice};
 use transom_transport::route::{Route, Routes};
 use transom_transport::{
@@ -596,8 +597,28 @@ impl Window {
     ///
     /// # Errors
     /// As for [`PeerRegion::accumulate`]; [`Error::NoSuchRank`].
+    #[inline]
     pub fn accumulate<T: Element>(&self, rank: Rank, offset: u64, from: &[T], reduce: Reduce) -> Result<()> {
-        self.tell(rank, self.find("accumulate", rank)?.accumulate(offset, from, reduce))
+        let from = element::as_bytes(from);
+        match self.route(rank).map_or(0, |route| route.accumulate(T::DTYPE, reduce, offset, from)) {
+            done if done > 0 && done == from.len() => Ok(()),
+            done => self.accumulate_rest(rank, offset, from, T::DTYPE, reduce, done),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn accumulate_rest(
+        &self,
+        rank: Rank,
+        offset: u64,
+        from: &[u8],
+        dtype: Dtype,
+        reduce: Reduce,
+        done: usize,
+    ) -> Result<()> {
+        let part = self.find("accumulate", rank)?;
+        self.tell(rank, part.accumulate_rest(offset, from, dtype, reduce, done))
     }
 
     /// As [`Window::accumulate`], from registered memory.
