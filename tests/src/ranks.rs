@@ -33,7 +33,10 @@ pub fn each<T: Send>(size: u32, part: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     let part = &part;
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..size).map(|rank| scope.spawn(move || part(rank))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
     })
 }
 

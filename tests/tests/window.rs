@@ -89,7 +89,11 @@ fn every_rank_reaches_every_part_of_another_size(transport: &str) {
                 for part in 0..size {
                     let mut there = vec![0; slot];
                     window.get(part, u64::from(rank) * slot as u64, &mut there).unwrap();
-                    assert_eq!(pattern::differs(&there, u64::from(rank * 10 + part)), None, "{rank} at {part}");
+                    assert_eq!(
+                        pattern::differs(&there, u64::from(rank * 10 + part)),
+                        None,
+                        "{rank} at {part}"
+                    );
                 }
             }
             assert_eq!(read(window.local(), of(me) - 1, 1), [me as u8 + 1]);
@@ -364,8 +368,13 @@ fn accumulates_of_all_ranks_at_once_are_exact(transport: &str) {
                 }
             }
             let from = memory(&team, vec![me as u8 + 1; 800]);
-            let request =
-                window.accumulate_from((me + 1) % size, at(3), from.all(), transom::Dtype::U64, Reduce::Replace);
+            let request = window.accumulate_from(
+                (me + 1) % size,
+                at(3),
+                from.all(),
+                transom::Dtype::U64,
+                Reduce::Replace,
+            );
             request.unwrap().wait().unwrap();
             window.flush_all().unwrap();
             team.barrier().unwrap();
@@ -589,7 +598,8 @@ fn a_window_is_dropped_under_traffic(transport: &str) {
 fn a_late_joiner_opens_what_was_published(transport: &str) {
     let store = Only::store(transport);
     let late = |part: u8| {
-        let context = Context::builder().transports(transport).secret(secret()).timeout(TIMEOUT).build().unwrap();
+        let context =
+            Context::builder().transports(transport).secret(secret()).timeout(TIMEOUT).build().unwrap();
         let opened = Window::open_published(&context, &store, "weights", 1, TIMEOUT).unwrap();
         let mut there = [0; 4];
         opened.get(100, &mut there).unwrap();

@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, RemoteRegion, Result};
+use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, Outcome, RemoteRegion, Result};
 use transom_transport::{Context, PeerRegion, Producers, Secret, Signals, Wait};
 
 use crate::Rank;
@@ -20,6 +21,9 @@ const ROUNDS: u32 = MOST_RANKS.ilog2();
 const CONTROL_SIZE: usize = 4096;
 /// How long an error waits for the launcher to say how a rank ended.
 const VERDICT: Duration = Duration::from_millis(50);
+/// How much later than its deadline a call that meets in the store ends at the latest: the store says what is missing
+/// before that, unless it does not answer at all.
+const LATEST: Duration = Duration::from_millis(500);
 
 /// An ordered set of ranks with an epoch.
 ///
@@ -181,7 +185,7 @@ impl TeamBuilder {
         let timeout = self.timeout;
         let prepared = self.prepare()?;
         let context = prepared.context.clone();
-        context.block_on("meet the team", timeout, prepared.meet())?
+        context.block_on("meet the team", timeout + LATEST, prepared.meet())?
     }
 
     /// The async form of [`TeamBuilder::build`].
@@ -248,7 +252,13 @@ struct Meet {
 
 impl Meet {
     async fn meet(self) -> Result<Team> {
+        let until = self.context.clock().now() + self.timeout;
+        self.meet_until(until).await
+    }
+
+    async fn meet_until(self, until: Instant) -> Result<Team> {
         const OPERATION: &str = "meet the team";
+        let clock = self.context.clock().clone();
         let control = self.context.register(Host::builder(CONTROL_SIZE).sparse(true).build()?, ROUNDS)?;
         let mine = control.export_for_epoch(0..CONTROL_SIZE, Access::SIGNAL, self.epoch)?;
         let mut record = self.size.to_le_bytes().to_vec();
@@ -265,8 +275,8 @@ impl Meet {
         }
         let keys: Vec<String> = (0..self.size).map(|rank| format!("rank/{rank}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let records =
-            self.store.get_many_async(&keys, self.timeout).await.map_err(|e| missing_ranks(e, self.size))?;
+        let records = self.store.get_many_async(&keys, until.saturating_duration_since(clock.now())).await;
+        let records = records.map_err(|e| missing_ranks(OPERATION, self.timeout, e, self.size))?;
         let mut members = Vec::with_capacity(records.len());
         let mut launched = Vec::with_capacity(records.len());
         for (rank, record) in records.iter().enumerate() {
@@ -307,10 +317,10 @@ impl Meet {
 }
 
 /// Says which ranks did not come, in the team's words.
-fn missing_ranks(error: Error, size: u32) -> Error {
+pub(crate) fn missing_ranks(operation: &'static str, after: Duration, error: Error, size: u32) -> Error {
     match error {
-        Error::Expired { after, detail, .. } => Error::Expired {
-            operation: "meet the team",
+        Error::Expired { detail, .. } => Error::Expired {
+            operation,
             rank: None,
             after,
             detail: format!("of {size} ranks these are missing: {detail}"),
@@ -507,7 +517,61 @@ impl Team {
         if let Some(done) = self.barrier_fast() {
             return done;
         }
-        self.0.context.block_on("barrier", self.timeout() + self.timeout(), self.barrier_async())?
+        self.block_on("barrier", self.barrier_async())?
+    }
+
+    /// Waits for a call of ours that keeps its deadline by itself.
+    pub(crate) fn block_on<F: Future>(&self, operation: &'static str, call: F) -> Result<F::Output> {
+        self.0.context.block_on(operation, self.timeout() + LATEST, call)
+    }
+
+    /// When a call that begins now has to be over.
+    pub(crate) fn until(&self) -> Instant {
+        self.0.context.clock().now() + self.timeout()
+    }
+
+    /// What is left until then.
+    pub(crate) fn left(&self, until: Instant) -> Duration {
+        until.saturating_duration_since(self.0.context.clock().now())
+    }
+
+    /// Reads what every rank says in the store. Ends at once when one of them is lost, who may never say it.
+    pub(crate) async fn all_say(
+        &self,
+        operation: &'static str,
+        store: &Store,
+        until: Instant,
+    ) -> Result<Vec<Vec<u8>>> {
+        let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
+        let left = self.left(until);
+        let mut said = std::pin::pin!(store.get_many_async(&keys, left));
+        let inner = Arc::downgrade(&self.0);
+        let lost: Producers = Arc::new(move || Self(inner.upgrade()?).lost().map(|(_, failure)| failure));
+        // Nobody ever counts that far: what ends this wait is a failure.
+        let signals = self.0.signals.clone().with_producers(lost);
+        let mut failed = std::pin::pin!(signals.wait_any_async(&[(0, u64::MAX)], left));
+        let mut is_late = false;
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(said) = said.as_mut().poll(cx) {
+                return Poll::Ready(
+                    said.map_err(|e| missing_ranks(operation, self.timeout(), e, self.size())),
+                );
+            }
+            if !is_late && let Poll::Ready(failed) = failed.as_mut().poll(cx) {
+                if let (Err(Error::Failed(_)), Some((rank, failure))) = (failed, self.lost()) {
+                    let error = Error::failed(operation, Outcome::NotApplied, failure);
+                    return Poll::Ready(Err(self.tell(rank, error)));
+                }
+                is_late = true;
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// The first rank that is known to have failed.
+    fn lost(&self) -> Option<(Rank, Arc<Failure>)> {
+        (0..self.size()).find_map(|rank| Some((rank, self.failure(rank)?)))
     }
 
     /// The barrier over links that are all there already, without a task.
@@ -519,6 +583,8 @@ impl Team {
             self.0.links[self.towards(round) as usize].lock().as_ref()?;
         }
         *count += 1;
+        // One clock for all rounds; a single one has all of the time.
+        let until = (rounds > 1).then(|| self.until());
         for round in 0..rounds {
             let to = self.towards(round);
             let link = self.0.links[to as usize].lock().clone()?;
@@ -526,9 +592,8 @@ impl Team {
                 return Some(Err(self.tell(to, error)));
             }
             let from = self.from(round);
-            if let Err(error) =
-                self.round(from).and_then(|s| s.signal(round)?.wait_at_least(*count, self.timeout()))
-            {
+            let left = until.map_or(self.timeout(), |until| self.left(until));
+            if let Err(error) = self.round(from).and_then(|s| s.signal(round)?.wait_at_least(*count, left)) {
                 return Some(Err(self.tell(from, error)));
             }
         }
@@ -543,16 +608,38 @@ impl Team {
     /// # Cancel safety
     /// None: a barrier that was begun and dropped leaves the team's barriers out of step.
     pub async fn barrier_async(&self) -> Result<()> {
+        let until = self.until();
         let mut count = self.0.barriers.lock().await;
         *count += 1;
         for round in 0..rounds(self.size()) {
             let to = self.towards(round);
-            self.link(to).await?.signal(round, 1).map_err(|e| self.tell(to, e))?;
+            let link = self.within(until, "barrier", to, self.link(to)).await?;
+            link.signal(round, 1).map_err(|e| self.tell(to, e))?;
             let from = self.from(round);
             let signal = self.round(from)?.signal(round)?;
-            signal.wait_at_least_async(*count, self.timeout()).await.map_err(|e| self.tell(from, e))?;
+            let came = signal.wait_at_least_async(*count, self.left(until)).await;
+            came.map_err(|e| self.tell(from, e))?;
         }
         Ok(())
+    }
+
+    /// A step with one rank, which has to be over by then.
+    pub(crate) async fn within<T>(
+        &self,
+        until: Instant,
+        operation: &'static str,
+        rank: Rank,
+        step: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.0.context.clock().timeout(self.left(until), step).await.unwrap_or_else(|| {
+            Err(Error::Expired {
+                operation,
+                rank: Some(rank),
+                after: self.timeout(),
+                detail: "it does not answer".into(),
+                outcome: None,
+            })
+        })
     }
 
     fn towards(&self, round: u32) -> Rank {
@@ -574,7 +661,7 @@ impl Team {
     /// # Errors
     /// As for [`TeamBuilder::build`].
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
-        self.0.context.block_on("split", self.timeout() + self.timeout(), self.split_async(color, key))?
+        self.block_on("split", self.split_async(color, key))?
     }
 
     /// The async form of [`Team::split`].
@@ -586,6 +673,7 @@ impl Team {
     /// None: the other members wait for this one.
     pub async fn split_async(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         const OPERATION: &str = "split";
+        let until = self.until();
         let number = self.0.splits.fetch_add(1, Ordering::Relaxed);
         let store = self.0.store.prefix(&format!("split/{number}"));
         let mine = match color {
@@ -593,10 +681,7 @@ impl Team {
             None => "none".into(),
         };
         store.set_async(&format!("{}", self.rank()), mine.as_bytes()).await?;
-        let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let said =
-            store.get_many_async(&keys, self.timeout()).await.map_err(|e| missing_ranks(e, self.size()))?;
+        let said = self.all_say(OPERATION, &store, until).await?;
         let Some(color) = color else { return Ok(None) };
         let mut members = Vec::new();
         for (rank, said) in said.iter().enumerate() {
@@ -629,7 +714,7 @@ impl Team {
             epoch: self.epoch(),
             timeout: self.timeout(),
         };
-        meet.meet().await.map(Some)
+        meet.meet_until(until).await.map(Some)
     }
 
     /// Which way each rank is reached by the team's own signals, as far as it was needed.
