@@ -1,12 +1,15 @@
-//! Threads of this process as the ranks of a team.
+//! Threads of this process, or processes of their own, as the ranks of a team.
 
 use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use transom::store::{Answer, Backend, Call, Deadline};
-use transom::{Rank, RemoteRegion, Result, Secret, Store, Team, TeamBuilder};
+use transom::{Rank, RemoteRegion, Result, Secret, Store, StoreServer, Team, TeamBuilder};
+
+use crate::process::{Me, Ranks};
 
 /// Deadline of the teams' calls: nothing that works comes near it.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
@@ -45,6 +48,55 @@ pub fn each<T: Send>(size: u32, part: impl Fn(Rank) -> T + Sync) -> Vec<T> {
 pub fn builder(transport: &str, store: &Store, rank: Rank, size: u32) -> TeamBuilder {
     let team = Team::builder().store(store.clone()).rank(rank).size(size);
     team.transports(transport).secret(secret()).timeout(TIMEOUT)
+}
+
+const STORE: &str = "TRANSOM_TEST_STORE";
+const TRANSPORT: &str = "TRANSOM_TEST_TRANSPORT";
+
+/// Processes that are the ranks of a team; the test keeps their store.
+#[derive(Debug)]
+pub struct Processes {
+    /// The processes.
+    pub ranks: Ranks,
+    /// Their store, as the test sees it.
+    pub store: Store,
+    _server: StoreServer,
+}
+
+impl Processes {
+    /// Starts the ranks of a test, which meet over this transport.
+    #[must_use]
+    pub fn start(test: &str, transport: &str, size: u32) -> Self {
+        Self::start_with(test, transport, size, &[])
+    }
+
+    /// As [`Processes::start`], with these environment variables.
+    #[must_use]
+    pub fn start_with(test: &str, transport: &str, size: u32, variables: &[(&str, &str)]) -> Self {
+        let server = StoreServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &secret()).unwrap();
+        let address = server.address().to_string();
+        let store = Store::connect(&address, &secret(), TIMEOUT).unwrap();
+        let variables = [variables, &[(STORE, &address), (TRANSPORT, transport)]].concat();
+        Self { ranks: Ranks::start_with(test, size, &variables), store, _server: server }
+    }
+}
+
+/// The store of this rank's test.
+#[must_use]
+pub fn store_of_test() -> Store {
+    Store::connect(&std::env::var(STORE).unwrap(), &secret(), TIMEOUT).unwrap()
+}
+
+/// The transport of this rank's test.
+#[must_use]
+pub fn transport_of_test() -> String {
+    std::env::var(TRANSPORT).unwrap()
+}
+
+/// Begins to build the team of a process that is a rank.
+#[must_use]
+pub fn builder_of(me: &Me) -> TeamBuilder {
+    builder(&transport_of_test(), &store_of_test(), me.rank(), me.size())
 }
 
 /// A store inside of this process, in which regions have the addresses of one transport only: otherwise threads would

@@ -443,6 +443,12 @@ impl Context {
         self.0.failures.lock().get(&incarnation).cloned()
     }
 
+    /// Every process that was lost so far, and why.
+    #[must_use]
+    pub fn failures(&self) -> Vec<(Incarnation, Arc<Failure>)> {
+        self.0.failures.lock().iter().map(|(incarnation, failure)| (*incarnation, failure.clone())).collect()
+    }
+
     /// Says goodbye to all peers and stops: later calls to its peers, and its waits, are [`Error::Closed`]. What is in
     /// flight is not waited for: flush before.
     pub fn close(&self) {

@@ -535,7 +535,7 @@ impl Team {
         until.saturating_duration_since(self.0.context.clock().now())
     }
 
-    /// Reads what every rank says in the store. Ends at once when one of them is lost, who may never say it.
+    /// Reads what every rank says in the store. Ends at once when one of them is lost before it has said anything.
     pub(crate) async fn all_say(
         &self,
         operation: &'static str,
@@ -543,35 +543,48 @@ impl Team {
         until: Instant,
     ) -> Result<Vec<Vec<u8>>> {
         let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
-        let left = self.left(until);
-        let mut said = std::pin::pin!(store.get_many_async(&keys, left));
-        let inner = Arc::downgrade(&self.0);
-        let lost: Producers = Arc::new(move || Self(inner.upgrade()?).lost().map(|(_, failure)| failure));
-        // Nobody ever counts that far: what ends this wait is a failure.
-        let signals = self.0.signals.clone().with_producers(lost);
-        let mut failed = std::pin::pin!(signals.wait_any_async(&[(0, u64::MAX)], left));
-        let mut is_late = false;
+        let mut said = std::pin::pin!(store.get_many_async(&keys, self.left(until)));
+        let mut lost = std::pin::pin!(self.one_is_lost(operation, store, until));
         std::future::poll_fn(|cx| {
             if let Poll::Ready(said) = said.as_mut().poll(cx) {
                 return Poll::Ready(
                     said.map_err(|e| missing_ranks(operation, self.timeout(), e, self.size())),
                 );
             }
-            if !is_late && let Poll::Ready(failed) = failed.as_mut().poll(cx) {
-                if let (Err(Error::Failed(_)), Some((rank, failure))) = (failed, self.lost()) {
-                    let error = Error::failed(operation, Outcome::NotApplied, failure);
-                    return Poll::Ready(Err(self.tell(rank, error)));
-                }
-                is_late = true;
-            }
-            Poll::Pending
+            lost.as_mut().poll(cx).map(Err)
         })
         .await
     }
 
-    /// The first rank that is known to have failed.
-    fn lost(&self) -> Option<(Rank, Arc<Failure>)> {
-        (0..self.size()).find_map(|rank| Some((rank, self.failure(rank)?)))
+    /// Waits until a rank is lost that has not said anything in the store, for as long as it takes.
+    async fn one_is_lost(&self, operation: &'static str, store: &Store, until: Instant) -> Error {
+        let mut has_spoken = Vec::new();
+        loop {
+            let (inner, spoken) = (Arc::downgrade(&self.0), has_spoken.clone());
+            let lost: Producers = Arc::new(move || {
+                Self(inner.upgrade()?).lost(|rank, _| !spoken.contains(&rank)).map(|(_, failure)| failure)
+            });
+            // Nobody ever counts that far: what ends this wait is a failure.
+            let signals = self.0.signals.clone().with_producers(lost);
+            let _ = signals.wait_any_async(&[(0, u64::MAX)], self.left(until)).await;
+            let Some((rank, failure)) = self.lost(|rank, _| !has_spoken.contains(&rank)) else {
+                return std::future::pending().await;
+            };
+            if let Ok(None) = store.try_get_async(&rank.to_string()).await {
+                return self.tell(rank, Error::failed(operation, Outcome::NotApplied, failure));
+            }
+            has_spoken.push(rank);
+        }
+    }
+
+    /// The first rank of these that is known to have failed.
+    fn lost(&self, is_one: impl Fn(Rank, &Failure) -> bool) -> Option<(Rank, Arc<Failure>)> {
+        self.0.context.failures().into_iter().find_map(|(incarnation, failure)| {
+            let members = self.0.members.iter().enumerate();
+            let mut ranks = members.filter(|(_, member)| member.incarnation == incarnation);
+            let rank = ranks.next()?.0 as Rank;
+            is_one(rank, &failure).then_some((rank, failure))
+        })
     }
 
     /// The barrier over links that are all there already, without a task.
@@ -593,8 +606,8 @@ impl Team {
             }
             let from = self.from(round);
             let left = until.map_or(self.timeout(), |until| self.left(until));
-            if let Err(error) = self.round(from).and_then(|s| s.signal(round)?.wait_at_least(*count, left)) {
-                return Some(Err(self.tell(from, error)));
+            if let Err(error) = self.round(from).signal(round).and_then(|s| s.wait_at_least(*count, left)) {
+                return Some(Err(self.tell_root(from, error)));
             }
         }
         Some(Ok(()))
@@ -616,9 +629,9 @@ impl Team {
             let link = self.within(until, "barrier", to, self.link(to)).await?;
             link.signal(round, 1).map_err(|e| self.tell(to, e))?;
             let from = self.from(round);
-            let signal = self.round(from)?.signal(round)?;
+            let signal = self.round(from).signal(round)?;
             let came = signal.wait_at_least_async(*count, self.left(until)).await;
-            came.map_err(|e| self.tell(from, e))?;
+            came.map_err(|e| self.tell_root(from, e))?;
         }
         Ok(())
     }
@@ -651,8 +664,21 @@ impl Team {
         ((u64::from(self.rank()) + size - ((1 << round) % size)) % size) as Rank
     }
 
-    fn round(&self, from: Rank) -> Result<Signals> {
-        Ok(self.0.signals.clone().with_producers(self.producers(vec![from])))
+    /// The signals of a barrier, as one rank adds to them. A rank that died is missed by all, wherever each of them stands;
+    /// one that left in good order has passed the last barrier that it cares for.
+    fn round(&self, from: Rank) -> Signals {
+        let inner = Arc::downgrade(&self.0);
+        self.0.signals.clone().with_producers(Arc::new(move || {
+            let is_missed = |rank, failure: &Failure| rank == from || failure.cause != Cause::Left;
+            Self(inner.upgrade()?).lost(is_missed).map(|(_, failure)| failure)
+        }))
+    }
+
+    /// The error of a wait for one rank, told of the rank that it follows from.
+    fn tell_root(&self, from: Rank, error: Error) -> Error {
+        let root = error.root().and_then(|failure| failure.incarnation);
+        let rank = root.and_then(|root| self.0.members.iter().position(|m| m.incarnation == root));
+        self.tell(rank.map_or(from, |rank| rank as Rank), error)
     }
 
     /// Splits the team: ranks with the same color form a new one, in the order of their keys, then of their ranks.
