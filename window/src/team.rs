@@ -455,10 +455,11 @@ impl Team {
         self.0.windows.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Fails once every one of these ranks has.
-    pub(crate) fn producers(&self, ranks: Vec<Rank>) -> Producers {
-        let team = Arc::downgrade(&self.0);
-        Arc::new(move || {
+    /// The signals of a region whose waits fail, with the number of a rank, once every one of these ranks has failed.
+    pub(crate) fn signals_from(&self, region: &MemoryRegion, ranks: Vec<Rank>) -> Signals {
+        let (team, names) = (Arc::downgrade(&self.0), Arc::downgrade(&self.0));
+        let first = ranks.first().copied();
+        let producers: Producers = Arc::new(move || {
             let team = Self(team.upgrade()?);
             let mut first = None;
             for rank in &ranks {
@@ -466,7 +467,12 @@ impl Team {
                 first.get_or_insert(failure);
             }
             first
-        })
+        });
+        let name = move |error| match (names.upgrade(), first) {
+            (Some(team), Some(first)) => Self(team).tell_root(first, error),
+            _ => error,
+        };
+        self.context().signals(region).with_producers(producers).with_names(name)
     }
 
     /// An error of a rank, with its number, and with how it ended where the launcher knows that.
@@ -575,6 +581,12 @@ impl Team {
             }
             has_spoken.push(rank);
         }
+    }
+
+    /// That a rank has died, if one has: what every collective call then fails with.
+    pub(crate) fn lost_error(&self, operation: &'static str) -> Option<Error> {
+        let (rank, failure) = self.lost(|_, failure| failure.cause != Cause::Left)?;
+        Some(self.tell(rank, Error::failed(operation, Outcome::NotApplied, failure)))
     }
 
     /// The first rank of these that is known to have failed.

@@ -19,6 +19,11 @@ use crate::team::Team;
 pub const DEFAULT_SIGNALS: u32 = 64;
 /// What building is called in errors.
 const BUILD: &str = "build a window";
+/// What a rank says to the others while they build: it has what follows; it cannot, for this reason; it cannot because
+/// of another.
+const HAS: u8 = 1;
+const CANNOT: u8 = 0;
+const FOLLOWS: u8 = 2;
 
 /// One region per rank of a team, addressed as (rank, byte offset).
 ///
@@ -126,10 +131,11 @@ impl WindowBuilder<'_> {
         let ((routes, parts), _) =
             agree(team, &store.prefix("open"), until, opened.map(|o| (o, vec![]))).await?;
         let others: Vec<Rank> = (0..team.size()).filter(|rank| *rank != team.rank()).collect();
-        let mut signals = team.context().signals(&local);
-        if !others.is_empty() {
-            signals = signals.with_producers(team.producers(others));
-        }
+        let signals = if others.is_empty() {
+            team.context().signals(&local)
+        } else {
+            team.signals_from(&local, others)
+        };
         Ok(Window { team: team.clone(), number, routes, parts, local, signals })
     }
 
@@ -149,25 +155,34 @@ async fn agree<T>(
     until: Instant,
     mine: Result<(T, Vec<u8>)>,
 ) -> Result<(T, Vec<Vec<u8>>)> {
+    // A peer that gave up has taken its region with it, and one that died is missed by all: the reason is to be told.
+    let follows = matches!(mine, Err(Error::Stale { .. } | Error::Failed(_)));
     let said = match &mine {
-        Ok((_, said)) => [&[1], &said[..]].concat(),
-        Err(error) => [&[0], error.to_string().as_bytes()].concat(),
+        Ok((_, said)) => [&[HAS], &said[..]].concat(),
+        Err(error) => [&[if follows { FOLLOWS } else { CANNOT }], error.to_string().as_bytes()].concat(),
     };
     store.set_async(&team.rank().to_string(), &said).await?;
-    let (mine, _) = mine?;
+    let mine = match mine {
+        Err(error) if !follows => return Err(error),
+        mine => mine,
+    };
     let mut all = team.all_say(BUILD, store, until).await?;
-    for (rank, said) in all.iter_mut().enumerate() {
-        match said.first() {
-            Some(1) => drop(said.remove(0)),
-            Some(_) => {
-                let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(&said[1..]));
-                return Err(Error::invalid(BUILD, why));
-            }
-            None => {
-                let why = format!("rank {rank} wrote nothing");
-                return Err(Error::Malformed { what: "window record", why });
-            }
+    let said = |reason| all.iter().position(|said| said.first() == Some(&reason));
+    if let Some(rank) = said(CANNOT).or_else(|| said(FOLLOWS)) {
+        if let Some(failed) = team.lost_error(BUILD) {
+            return Err(failed);
         }
+        mine?;
+        let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(&all[rank][1..]));
+        return Err(Error::invalid(BUILD, why));
+    }
+    let (mine, _) = mine?;
+    for (rank, said) in all.iter_mut().enumerate() {
+        if said.first() != Some(&HAS) {
+            let why = format!("rank {rank} wrote {said:?}");
+            return Err(Error::Malformed { what: "window record", why });
+        }
+        said.remove(0);
     }
     Ok((mine, all))
 }
@@ -396,7 +411,7 @@ impl Window {
         for rank in ranks {
             self.team.check_rank(OPERATION, *rank)?;
         }
-        Ok(self.team.context().signals(&self.local).with_producers(self.team.producers(ranks.to_vec())))
+        Ok(self.team.signals_from(&self.local, ranks.to_vec()))
     }
 
     /// Orders what was issued to a rank before it before what is issued after it. Never waits.
