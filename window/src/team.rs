@@ -8,6 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use transom_registry::header::lock_owner;
 use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, Outcome, RemoteRegion, Result};
 use transom_transport::{Context, PeerRegion, Producers, Secret, Signals, Wait};
 
@@ -478,7 +479,10 @@ impl Team {
     /// An error of a rank, with its number, and with how it ended where the launcher knows that.
     #[cold]
     pub(crate) fn tell(&self, rank: Rank, error: Error) -> Error {
-        let error = error.at_rank(rank);
+        let mut error = error.at_rank(rank);
+        if let Error::Expired { detail, .. } = &mut error {
+            self.name_holder(detail);
+        }
         let Error::Failed(mut failed) = error else { return error };
         if matches!(failed.failure.cause, Cause::Exited(None) | Cause::ConnectionLost)
             && let Some(cause) = self.verdict(rank)
@@ -486,6 +490,15 @@ impl Team {
             failed.failure = Arc::new(Failure { cause, ..(*failed.failure).clone() });
         }
         Error::Failed(failed)
+    }
+
+    /// Adds the rank to what is known of the holder of a lock.
+    fn name_holder(&self, detail: &mut String) {
+        let held = detail.rsplit_once("held by incarnation ");
+        let Some(holder) = held.and_then(|(_, holder)| u64::from_str_radix(holder, 16).ok()) else { return };
+        if let Some(rank) = self.0.members.iter().position(|m| lock_owner(m.incarnation) == holder) {
+            detail.push_str(&format!(", rank {rank}"));
+        }
     }
 
     /// How the launcher says that a rank ended.
