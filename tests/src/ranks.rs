@@ -60,6 +60,7 @@ pub struct Processes {
     pub ranks: Ranks,
     /// Their store, as the test sees it.
     pub store: Store,
+    address: String,
     _server: StoreServer,
 }
 
@@ -76,8 +77,14 @@ impl Processes {
         let server = StoreServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &secret()).unwrap();
         let address = server.address().to_string();
         let store = Store::connect(&address, &secret(), TIMEOUT).unwrap();
-        let variables = [variables, &[(STORE, &address), (TRANSPORT, transport)]].concat();
-        Self { ranks: Ranks::start_with(test, size, &variables), store, _server: server }
+        let variables = [variables, &[(STORE, address.as_str()), (TRANSPORT, transport)]].concat();
+        Self { ranks: Ranks::start_with(test, size, &variables), store, address, _server: server }
+    }
+
+    /// Starts other processes of the test, with the same store.
+    #[must_use]
+    pub fn start_more(&self, test: &str, transport: &str, size: u32) -> Ranks {
+        Ranks::start_with(test, size, &[(STORE, &self.address), (TRANSPORT, transport)])
     }
 }
 
