@@ -14,6 +14,7 @@ pub mod countdown;
 pub mod fabric;
 pub mod pattern;
 pub mod process;
+pub mod ranks;
 pub mod usage;
 pub mod world;
 

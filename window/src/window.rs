@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use transom_registry::element;
 use transom_registry::{Access, Error, Host, MemoryRegion, RemoteRegion, Result, Slice};
@@ -17,6 +18,13 @@ use crate::team::Team;
 
 /// Signals of a window that is not built with another number.
 pub const DEFAULT_SIGNALS: u32 = 64;
+/// What building is called in errors.
+const BUILD: &str = "build a window";
+/// What a rank says to the others while they build: it has what follows; it cannot, for this reason; it cannot because
+/// of another.
+const HAS: u8 = 1;
+const CANNOT: u8 = 0;
+const FOLLOWS: u8 = 2;
 
 /// One region per rank of a team, addressed as (rank, byte offset).
 ///
@@ -99,9 +107,8 @@ impl WindowBuilder<'_> {
     /// [`Error::TooLarge`], [`Error::Limit`]; [`Error::Expired`] that names the ranks that did not come;
     /// [`Error::Unreachable`].
     pub fn build(self) -> Result<Window> {
-        let timeout = self.team.timeout() * 3;
-        let context = self.team.context().clone();
-        context.block_on("build a window", timeout, self.build_async())?
+        let team = self.team;
+        team.block_on(BUILD, self.build_async())?
     }
 
     /// The async form of [`WindowBuilder::build`].
@@ -113,51 +120,24 @@ impl WindowBuilder<'_> {
     /// None: the other ranks wait for this one.
     pub async fn build_async(self) -> Result<Window> {
         let team = self.team;
+        let until = team.until();
         let number = team.next_window();
         let store = team.store().prefix(&format!("window/{number}"));
-        // What fails here is told to the others, so that they need not wait for it until their deadlines.
         let mine = self.part().and_then(|region| {
             let remote = region.export_for_epoch(0..region.size(), self.access, team.epoch())?;
-            Ok((region, remote))
+            Ok((region, remote.to_bytes()))
         });
-        let said = match &mine {
-            Ok((_, remote)) => [&[1], &remote.to_bytes()[..]].concat(),
-            Err(error) => [&[0], error.to_string().as_bytes()].concat(),
-        };
-        store.set_async(&format!("{}", team.rank()), &said).await?;
-        let (local, _) = mine?;
-        let keys: Vec<String> = (0..team.size()).map(|rank| rank.to_string()).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let said = store.get_many_async(&keys, team.timeout()).await.map_err(|e| missing(e, team.size()))?;
-        let mut remotes = Vec::with_capacity(said.len());
-        for (rank, said) in said.iter().enumerate() {
-            match said.split_first() {
-                Some((1, remote)) => remotes.push(RemoteRegion::from_bytes(remote)?),
-                Some((_, why)) => {
-                    let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(why));
-                    return Err(Error::invalid("build a window", why));
-                }
-                None => {
-                    return Err(Error::Malformed {
-                        what: "window record",
-                        why: format!("rank {rank} wrote nothing"),
-                    });
-                }
-            }
-        }
-        let routes = Routes::new(remotes.len())?;
-        let mut parts = Vec::with_capacity(remotes.len());
-        for part in open_all(team, &remotes, &routes).await {
-            parts.push(part?);
-        }
+        let (local, remotes) = agree(team, &store, until, mine).await?;
+        let opened = open_all(team, &remotes, until).await;
+        let ((routes, parts), _) =
+            agree(team, &store.prefix("open"), until, opened.map(|o| (o, vec![]))).await?;
         let others: Vec<Rank> = (0..team.size()).filter(|rank| *rank != team.rank()).collect();
-        let mut signals = team.context().signals(&local);
-        if !others.is_empty() {
-            signals = signals.with_producers(team.producers(others));
-        }
-        let window = Window { team: team.clone(), number, routes, parts: parts.into(), local, signals };
-        team.barrier_async().await?;
-        Ok(window)
+        let signals = if others.is_empty() {
+            team.context().signals(&local)
+        } else {
+            team.signals_from(&local, others)
+        };
+        Ok(Window { team: team.clone(), number, routes, parts, local, signals })
     }
 
     fn part(&self) -> Result<MemoryRegion> {
@@ -168,16 +148,62 @@ impl WindowBuilder<'_> {
     }
 }
 
+/// Tells every rank what this one has, or why it has nothing, and returns with what all of them have. What one cannot do
+/// is told to all, so that nobody waits for it until the deadline.
+async fn agree<T>(
+    team: &Team,
+    store: &Store,
+    until: Instant,
+    mine: Result<(T, Vec<u8>)>,
+) -> Result<(T, Vec<Vec<u8>>)> {
+    // A peer that gave up has taken its region with it, and one that died is missed by all: the reason is to be told.
+    let follows = matches!(mine, Err(Error::Stale { .. } | Error::Failed(_)));
+    let said = match &mine {
+        Ok((_, said)) => [&[HAS], &said[..]].concat(),
+        Err(error) => [&[if follows { FOLLOWS } else { CANNOT }], error.to_string().as_bytes()].concat(),
+    };
+    store.set_async(&team.rank().to_string(), &said).await?;
+    let mine = match mine {
+        Err(error) if !follows => return Err(error),
+        mine => mine,
+    };
+    let mut all = team.all_say(BUILD, store, until).await?;
+    let said = |reason| all.iter().position(|said| said.first() == Some(&reason));
+    if let Some(rank) = said(CANNOT).or_else(|| said(FOLLOWS)) {
+        if let Some(failed) = team.lost_error(BUILD) {
+            return Err(failed);
+        }
+        mine?;
+        let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(&all[rank][1..]));
+        return Err(Error::invalid(BUILD, why));
+    }
+    let (mine, _) = mine?;
+    for (rank, said) in all.iter_mut().enumerate() {
+        if said.first() != Some(&HAS) {
+            let why = format!("rank {rank} wrote {said:?}");
+            return Err(Error::Malformed { what: "window record", why });
+        }
+        said.remove(0);
+    }
+    Ok((mine, all))
+}
+
 /// Opens every rank's part at once: the time is that of the slowest, not the sum.
-async fn open_all(team: &Team, remotes: &[RemoteRegion], routes: &Arc<Routes>) -> Vec<Result<PeerRegion>> {
+async fn open_all(
+    team: &Team,
+    remotes: &[Vec<u8>],
+    until: Instant,
+) -> Result<(Arc<Routes>, Box<[PeerRegion]>)> {
+    let routes = &Routes::new(remotes.len())?;
     let mut opening: Vec<_> = remotes
         .iter()
         .enumerate()
         .map(|(rank, remote)| {
-            Some(Box::pin(async move {
-                let peer = team.context().connect_async(remote).await?;
-                peer.open_in(remote, routes, rank).await.map(|part| part.with_timeout(team.timeout()))
-            }))
+            Some(Box::pin(team.within(until, BUILD, rank as Rank, async move {
+                let remote = RemoteRegion::from_bytes(remote)?;
+                let peer = team.context().connect_async(&remote).await?;
+                peer.open_in(&remote, routes, rank).await.map(|part| part.with_timeout(team.timeout()))
+            })))
         })
         .collect();
     let mut opened: Vec<Option<Result<PeerRegion>>> = remotes.iter().map(|_| None).collect();
@@ -186,30 +212,18 @@ async fn open_all(team: &Team, remotes: &[RemoteRegion], routes: &Arc<Routes>) -
         for (rank, slot) in opening.iter_mut().enumerate() {
             let Some(future) = slot else { continue };
             match future.as_mut().poll(cx) {
-                std::task::Poll::Ready(result) => {
+                Poll::Ready(result) => {
                     opened[rank] = Some(result.map_err(|e| team.tell(rank as Rank, e)));
                     *slot = None;
                 }
-                std::task::Poll::Pending => pending = true,
+                Poll::Pending => pending = true,
             }
         }
-        if pending { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
-    opened.into_iter().flatten().collect()
-}
-
-fn missing(error: Error, size: u32) -> Error {
-    match error {
-        Error::Expired { after, detail, .. } => Error::Expired {
-            operation: "build a window",
-            rank: None,
-            after,
-            detail: format!("of {size} ranks these are missing: {detail}"),
-            outcome: None,
-        },
-        other => other,
-    }
+    let parts = opened.into_iter().flatten().collect::<Result<_>>()?;
+    Ok((routes.clone(), parts))
 }
 
 impl Window {
@@ -398,7 +412,7 @@ impl Window {
         for rank in ranks {
             self.team.check_rank(OPERATION, *rank)?;
         }
-        Ok(self.team.context().signals(&self.local).with_producers(self.team.producers(ranks.to_vec())))
+        Ok(self.team.signals_from(&self.local, ranks.to_vec()))
     }
 
     /// Orders what was issued to a rank before it before what is issued after it. Never waits.
