@@ -31,6 +31,7 @@ mod shm;
 mod signal;
 pub mod sim;
 mod spec;
+mod sync;
 #[doc(hidden)]
 pub mod tcp;
 pub mod token;

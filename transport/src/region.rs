@@ -396,7 +396,7 @@ impl PeerRegion {
         self.check_range(OPERATION, offset, width.into())?;
         match way {
             Way::Mapped(exposed, ..) => {
-                Ok(self.resolved(OPERATION, exposed.atomic(atomic, width, offset, operand, compare)))
+                self.resolved(OPERATION, exposed.atomic(atomic, width, offset, operand, compare))
             }
             Way::Posted(endpoint, key) => self.request(&endpoint, OPERATION, || Op {
                 key,
@@ -465,9 +465,9 @@ impl PeerRegion {
                 let done = unsafe {
                     exposed.accumulate(dtype, reduce, offset, from.as_ptr(), from.size(), self.locker())
                 };
-                Ok(self.resolved(OPERATION, done.map(|()| 0)))
+                self.resolved(OPERATION, done.map(|()| 0))
             }
-            Way::Posted(..) if from.size() == 0 => Ok(self.resolved(OPERATION, Ok(0))),
+            Way::Posted(..) if from.size() == 0 => self.resolved(OPERATION, Ok(0)),
             Way::Posted(endpoint, key) => self.request(&endpoint, OPERATION, || Op {
                 key,
                 offset,
@@ -507,9 +507,9 @@ impl PeerRegion {
                 // SAFETY: the slice is valid, and apart from the target, as checked above.
                 let done = unsafe { exposed.write_from(offset, from.as_ptr(), from.size(), from.size()) };
                 let done = done.and_then(|()| add_signal(&exposed, signal));
-                Ok(self.resolved(operation, done.map(|()| 0)))
+                self.resolved(operation, done.map(|()| 0))
             }
-            Way::Posted(_, _) if from.size() == 0 && signal.is_none() => Ok(self.resolved(operation, Ok(0))),
+            Way::Posted(_, _) if from.size() == 0 && signal.is_none() => self.resolved(operation, Ok(0)),
             Way::Posted(endpoint, key) => self.request(&endpoint, operation, || Op {
                 key,
                 offset,
@@ -540,9 +540,9 @@ impl PeerRegion {
                 self.check_apart(OPERATION, &exposed, offset, &into)?;
                 // SAFETY: the slice is valid for writes (checked), and apart from the source, as checked above.
                 let done = unsafe { exposed.read_into(offset, into.as_ptr(), into.size(), into.size()) };
-                Ok(self.resolved(OPERATION, done.map(|()| 0)))
+                self.resolved(OPERATION, done.map(|()| 0))
             }
-            Way::Posted(..) if into.size() == 0 => Ok(self.resolved(OPERATION, Ok(0))),
+            Way::Posted(..) if into.size() == 0 => self.resolved(OPERATION, Ok(0)),
             Way::Posted(endpoint, key) => self.request(&endpoint, OPERATION, || Op {
                 key,
                 offset,
@@ -617,7 +617,7 @@ impl PeerRegion {
                     }
                     at += size as usize;
                 }
-                Ok(self.resolved(OPERATION, done))
+                self.resolved(OPERATION, done)
             }
             Way::Posted(endpoint, key) => {
                 self.list_request(OPERATION, &endpoint, list, &from, |parts, slice| Op {
@@ -687,7 +687,7 @@ impl PeerRegion {
                     }
                     at += size as usize;
                 }
-                Ok(self.resolved(OPERATION, done))
+                self.resolved(OPERATION, done)
             }
             Way::Posted(endpoint, key) => {
                 self.list_request(OPERATION, &endpoint, list, &into, |parts, slice| Op {
@@ -888,10 +888,11 @@ impl PeerRegion {
         }
     }
 
-    fn resolved(&self, operation: &'static str, result: Result<u64>) -> Request {
+    /// A request for an operation that ended inside the call. A failure is told at once, so that none is late.
+    fn resolved(&self, operation: &'static str, result: Result<u64>) -> Result<Request> {
         let flight = Flight::new(operation, 1, &self.shared.late);
-        flight.complete(result);
-        Request::new(flight, self.shared.peer.0.context.progress.clone())
+        flight.complete(Ok(result?));
+        Ok(Request::new(flight, self.shared.peer.0.context.progress.clone()))
     }
 
     /// Posts one operation whose outcome a request tells.

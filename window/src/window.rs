@@ -644,6 +644,18 @@ impl Window {
         store.set(&published(name, self.team.rank()), &remote.to_bytes())
     }
 
+    /// The async form of [`Window::publish`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the part published or not.
+    pub async fn publish_async(&self, store: &Store, name: &str, access: Access) -> Result<()> {
+        let remote = self.local.export(0..self.local.size(), access)?;
+        store.set_async(&published(name, self.team.rank()), &remote.to_bytes()).await
+    }
+
     /// Opens one rank's part of a window that was published under this name, from outside of its team. Waits until it is
     /// there.
     ///
@@ -656,8 +668,26 @@ impl Window {
         rank: Rank,
         timeout: Duration,
     ) -> Result<PeerRegion> {
-        let remote = RemoteRegion::from_bytes(&store.get(&published(name, rank), timeout)?)?;
-        context.connect(&remote)?.open(&remote)
+        let opening = Self::open_published_async(context, store, name, rank, timeout);
+        context.block_on("open_published", timeout.saturating_add(context.timeout()), opening)?
+    }
+
+    /// The async form of [`Window::open_published`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the attempt up.
+    pub async fn open_published_async(
+        context: &Context,
+        store: &Store,
+        name: &str,
+        rank: Rank,
+        timeout: Duration,
+    ) -> Result<PeerRegion> {
+        let remote = RemoteRegion::from_bytes(&store.get_async(&published(name, rank), timeout).await?)?;
+        context.connect_async(&remote).await?.open_async(&remote).await
     }
 
     /// Which way each rank is reached, and why the better ones are not taken; one line a rank.
