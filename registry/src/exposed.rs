@@ -361,6 +361,19 @@ impl Exposed {
         Ok(size / width)
     }
 
+    /// Its accumulate locks, made at the first need; `None` when some of its bytes have none.
+    ///
+    /// # Errors
+    /// As for [`Header::create`].
+    pub fn stripes(&self) -> Result<Option<Stripes>> {
+        let locks = self.header()?.locks(self.start.saturating_add(self.size));
+        Ok(locks.map(|locks| Stripes {
+            locks,
+            shift: self.layout.stripe().trailing_zeros(),
+            start: self.start as u64,
+        }))
+    }
+
     /// Reduces the elements at `from` into those at `offset`, atomically, element by element, against every other
     /// accumulate on the region. Takes the locks of its stripes one after the other, in address order.
     ///
@@ -501,6 +514,17 @@ impl Exposed {
         }
         Ok(())
     }
+}
+
+/// Where the accumulate locks of a range are, for those who take free ones without asking further.
+#[derive(Debug, Clone, Copy)]
+pub struct Stripes {
+    /// The lock of the region's first stripe; the others follow. Mapped as long as the range is kept.
+    pub locks: NonNull<AtomicU64>,
+    /// The binary logarithm of a stripe's size in bytes.
+    pub shift: u32,
+    /// Where in its region the range begins, in bytes: the stripe of a byte is `(start + offset) >> shift`.
+    pub start: u64,
 }
 
 /// Who takes accumulate locks, and how long it waits for one.

@@ -12,6 +12,7 @@ mod cases;
 pub mod conformance;
 pub mod countdown;
 pub mod fabric;
+pub mod network;
 pub mod pattern;
 pub mod process;
 pub mod ranks;

@@ -1,9 +1,10 @@
 //! Failures of operations that nobody holds a request for: kept until the next flush or close tells of them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use transom_registry::{Cause, Error, Failure, Outcome, Result};
+
+use crate::sync::{AtomicBool, Mutex};
 
 /// The late failures of one region of one peer. From the first one until it is told, later operations there are not
 /// applied.
@@ -67,7 +68,7 @@ fn follows(error: &Error) -> bool {
     error.root().is_some_and(|failure| failure.cause == Cause::Earlier)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(transom_loom)))]
 mod tests {
     use super::*;
 

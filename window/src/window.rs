@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use transom_registry::element;
 use transom_registry::{Access, Error, Host, MemoryRegion, RemoteRegion, Result, Slice};
 use transom_transport::route::{Route, Routes};
 use transom_transport::{
@@ -615,8 +616,28 @@ impl Window {
     ///
     /// # Errors
     /// As for [`PeerRegion::accumulate`]; [`Error::NoSuchRank`].
+    #[inline]
     pub fn accumulate<T: Element>(&self, rank: Rank, offset: u64, from: &[T], reduce: Reduce) -> Result<()> {
-        self.tell(rank, self.find("accumulate", rank)?.accumulate(offset, from, reduce))
+        let from = element::as_bytes(from);
+        match self.route(rank).map_or(0, |route| route.accumulate(T::DTYPE, reduce, offset, from)) {
+            done if done > 0 && done == from.len() => Ok(()),
+            done => self.accumulate_rest(rank, offset, from, T::DTYPE, reduce, done),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn accumulate_rest(
+        &self,
+        rank: Rank,
+        offset: u64,
+        from: &[u8],
+        dtype: Dtype,
+        reduce: Reduce,
+        done: usize,
+    ) -> Result<()> {
+        let part = self.find("accumulate", rank)?;
+        self.tell(rank, part.accumulate_rest(offset, from, dtype, reduce, done))
     }
 
     /// As [`Window::accumulate`], from registered memory.
@@ -663,6 +684,18 @@ impl Window {
         store.set(&published(name, self.team.rank()), &remote.to_bytes())
     }
 
+    /// The async form of [`Window::publish`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the part published or not.
+    pub async fn publish_async(&self, store: &Store, name: &str, access: Access) -> Result<()> {
+        let remote = self.local.export(0..self.local.size(), access)?;
+        store.set_async(&published(name, self.team.rank()), &remote.to_bytes()).await
+    }
+
     /// Opens one rank's part of a window that was published under this name, from outside of its team. Waits until it is
     /// there.
     ///
@@ -675,8 +708,26 @@ impl Window {
         rank: Rank,
         timeout: Duration,
     ) -> Result<PeerRegion> {
-        let remote = RemoteRegion::from_bytes(&store.get(&published(name, rank), timeout)?)?;
-        context.connect(&remote)?.open(&remote)
+        let opening = Self::open_published_async(context, store, name, rank, timeout);
+        context.block_on("open_published", timeout.saturating_add(context.timeout()), opening)?
+    }
+
+    /// The async form of [`Window::open_published`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the attempt up.
+    pub async fn open_published_async(
+        context: &Context,
+        store: &Store,
+        name: &str,
+        rank: Rank,
+        timeout: Duration,
+    ) -> Result<PeerRegion> {
+        let remote = RemoteRegion::from_bytes(&store.get_async(&published(name, rank), timeout).await?)?;
+        context.connect_async(&remote).await?.open_async(&remote).await
     }
 
     /// Which way each rank is reached, and why the better ones are not taken; one line a rank.

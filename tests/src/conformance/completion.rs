@@ -139,7 +139,8 @@ pub async fn what_follows_an_operation_that_the_target_refused_waits_for_the_flu
             assert!(matches!(reason(&error), Error::Misaligned { .. }), "the first is told: {error:?}");
             let bytes = contents(&region);
             assert_eq!(region.signal(0).unwrap(), signalled, "no signal overtakes what was refused");
-            assert!(bytes[4100..4140].iter().all(|b| *b == round - 1), "nor does a put");
+            // Puts are not ordered among themselves: what was sent behind may have landed before.
+            assert!(bytes[4100..4140].iter().all(|b| *b == round - 1 || *b == round));
         } else {
             told.unwrap();
             signalled += accepted;

@@ -14,6 +14,8 @@ use super::socket::Socket;
 const FRAME: u64 = 512 << 10;
 /// Payload bytes of a frame of a list.
 const LIST_FRAME: u64 = 256 << 10;
+/// Bytes that are copied before they are summed.
+const BLOCK: usize = 16 << 10;
 /// Small frames of a queue are put together up to this size.
 const TOGETHER: usize = 64 << 10;
 /// A header and payload of at most this size are sent as one piece.
@@ -173,40 +175,36 @@ impl Transfer {
     fn frame(&mut self, into: &mut Vec<u8>, ack: u64, crc: bool, key: u32) -> bool {
         let mut header = self.header;
         let most = self.most();
-        let size = match &mut self.from {
-            From::List(exposed, at, parts) => {
+        let mut sum = Sum { crc: crc.then_some(0) };
+        let (table, size) = match &mut self.from {
+            From::List(_, _, parts) => {
                 let (table, size) = parts.frame(self.left);
-                let size = if size == 0 { self.left } else { size };
                 header.offset = table.len() as u64;
                 let mut bytes = Vec::with_capacity(table.len() * frame::PART as usize);
                 control::encode_parts(&table, &mut bytes);
-                let start = frame::SIZE + bytes.len();
-                into.resize(start + size as usize, 0);
-                into[frame::SIZE..start].copy_from_slice(&bytes);
-                let _ = exposed.read(*at, &mut into[start..]);
-                *at += size;
-                size
+                (bytes, if size == 0 { self.left } else { size })
             }
-            From::Range(exposed, at) => {
-                let size = self.left.min(most);
-                into.resize(frame::SIZE + size as usize, 0);
-                let _ = exposed.read(*at, &mut into[frame::SIZE..]);
+            _ => (Vec::new(), self.left.min(most)),
+        };
+        let start = frame::SIZE + table.len();
+        into.resize(start + size as usize, 0);
+        into[frame::SIZE..start].copy_from_slice(&table);
+        sum.add(&table);
+        let mut rest = &mut into[start..];
+        match &mut self.from {
+            From::List(exposed, at, _) | From::Range(exposed, at) => {
+                sum.read(exposed, *at, rest);
                 *at += size;
-                size
             }
             From::Parts(exposed, parts) => {
-                let size = self.left.min(most);
-                into.resize(frame::SIZE + size as usize, 0);
-                let mut rest = &mut into[frame::SIZE..];
                 while let Some((offset, part)) = parts.peek(rest.len() as u64).filter(|(_, part)| *part > 0) {
                     let (now, later) = rest.split_at_mut(part as usize);
-                    let _ = exposed.read(offset, now);
+                    sum.read(exposed, offset, now);
                     parts.advance(part);
                     rest = later;
                 }
-                size
             }
-        };
+        }
         self.left -= size;
         let last = self.left == 0;
         if !last {
@@ -219,18 +217,43 @@ impl Transfer {
             self.header.offset += size;
         }
         header.ack = ack;
-        seal(&mut header, crc, &[&into[frame::SIZE..]]);
+        sum.seal(&mut header, size + table.len() as u64);
         let head = header.encode(key);
         into[..frame::SIZE].copy_from_slice(&head);
         last
     }
 }
 
-fn seal(header: &mut Header, crc: bool, payload: &[&[u8]]) {
-    header.size = payload.iter().map(|p| p.len() as u64).sum();
-    if crc && header.size > 0 {
-        header.flags |= flag::CRC;
-        header.crc = payload.iter().fold(0, |crc, part| crc32c::crc32c_append(crc, part));
+/// The checksum of a payload, if there is to be one.
+struct Sum {
+    crc: Option<u32>,
+}
+
+impl Sum {
+    fn add(&mut self, bytes: &[u8]) {
+        if let Some(crc) = &mut self.crc {
+            *crc = crc32c::crc32c_append(*crc, bytes);
+        }
+    }
+
+    /// Copies exposed memory, block by block, so that the sum finds each in the nearest cache.
+    fn read(&mut self, exposed: &Exposed, mut offset: u64, into: &mut [u8]) {
+        for block in into.chunks_mut(BLOCK) {
+            // The range was checked when the slice was made, or the operation taken.
+            let _ = exposed.read(offset, block);
+            self.add(block);
+            offset += block.len() as u64;
+        }
+    }
+
+    fn seal(&self, header: &mut Header, size: u64) {
+        header.size = size;
+        if let Some(crc) = self.crc
+            && size > 0
+        {
+            header.flags |= flag::CRC;
+            header.crc = crc;
+        }
     }
 }
 
@@ -351,7 +374,9 @@ impl Queue {
             self.next += 1;
         }
         header.ack = self.ack();
-        seal(&mut header, self.crc, &payload);
+        let mut sum = Sum { crc: self.crc.then_some(0) };
+        payload.iter().for_each(|part| sum.add(part));
+        sum.seal(&mut header, payload.iter().map(|part| part.len() as u64).sum());
         let head = header.encode(self.key);
         let size = frame::SIZE + header.size as usize;
         let mut sent = 0;
