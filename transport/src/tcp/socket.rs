@@ -20,6 +20,8 @@ pub(crate) struct Socket(OwnedFd);
 pub(crate) struct Heard {
     /// How long ago its kernel acknowledged something.
     pub(crate) ack: Duration,
+    /// How often in a row the oldest that it has not acknowledged was sent again.
+    pub(crate) again: u8,
 }
 
 impl Socket {
@@ -103,7 +105,10 @@ impl Socket {
                 &mut size,
             )
         };
-        (done == 0).then(|| Heard { ack: Duration::from_millis(info.tcpi_last_ack_recv.into()) })
+        (done == 0).then(|| Heard {
+            ack: Duration::from_millis(info.tcpi_last_ack_recv.into()),
+            again: info.tcpi_retransmits,
+        })
     }
 
     /// Ends both directions; the descriptor stays until it is dropped.
