@@ -368,7 +368,16 @@ impl Rank {
 }
 
 impl Drop for Rank {
+    #[expect(clippy::print_stderr, reason = "a test that fails says why")]
     fn drop(&mut self) {
+        if self.ended.is_none()
+            && std::thread::panicking()
+            && let Ok(Some(ended)) = self.process.try_wait()
+        {
+            // The first failure may be another rank's than the one that was listened to.
+            self.ended = Some(ended);
+            eprintln!("rank {} ended with {ended:?}{}", self.rank, self.printed());
+        }
         if self.ended.is_none() {
             // It may have ended by itself just now.
             let _ = self.process.kill();
