@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 mod info;
 mod launch;
 mod perf;
+mod transfer;
 
 #[derive(Debug, Parser)]
 #[command(name = "transom", version, about = "Registered memory windows into other processes: the command")]
@@ -21,6 +22,8 @@ struct Cli {
 enum Command {
     Launch(launch::Options),
     Info(info::Options),
+    Recv(transfer::RecvOptions),
+    Send(transfer::SendOptions),
     /// Measure the transports beside what could be written by hand on this machine
     Perf(perf::Options),
     /// The second rank of `perf`, which starts it itself
@@ -35,6 +38,8 @@ fn main() -> ExitCode {
     let done: Result<ExitCode, Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Launch(options) => launch::run(&options).map_err(Into::into),
         Command::Info(options) => info::run(&options).map(print).map_err(Into::into),
+        Command::Recv(options) => transfer::run_recv(&options).map_err(Into::into),
+        Command::Send(options) => transfer::run_send(&options).map_err(Into::into),
         Command::Perf(options) => {
             perf::run(&options, std::io::stdout().lock()).map(|()| ExitCode::SUCCESS).map_err(Into::into)
         }

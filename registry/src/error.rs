@@ -382,6 +382,7 @@ impl Error {
         match &mut self {
             Self::Failed(failed) => failed.rank = Some(rank),
             Self::Expired { rank: r, .. } | Self::Refused { rank: r, .. } => *r = Some(rank),
+            Self::Unreachable { peer, .. } => *peer = format!("rank {rank} ({peer})"),
             _ => {}
         }
         self

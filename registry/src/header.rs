@@ -173,6 +173,12 @@ impl Header {
         self.word(self.layout.lock_offset(stripe))
     }
 
+    /// The locks of all stripes, in order; `None` when one of the region's first `size` bytes has none.
+    pub(crate) fn locks(&self, size: usize) -> Option<NonNull<AtomicU64>> {
+        let enough = self.layout.stripes > 0 && size.div_ceil(self.layout.stripe) <= self.layout.stripes;
+        enough.then(|| NonNull::from(self.lock(0)))
+    }
+
     /// Breaks every lock that the dead holder left, and marks its stripes as torn. Returns how many.
     pub fn break_locks(&self, dead: Incarnation) -> usize {
         let dead = lock_owner(dead);

@@ -5,7 +5,51 @@
 //! identity, rights, a generation and the library's own words beside it (signals, locks). A [`Slice`] is a checked
 //! range of it that keeps it alive. A [`RemoteRegion`] is what a peer needs to reach it.
 //!
-//! This crate knows nothing of transports, ranks or windows. Sizes and offsets are bytes.
+//! | word | meaning |
+//! |---|---|
+//! | [`Memory`] | an address and a size that stay; yours too, by an unsafe trait |
+//! | [`MemoryRegion`], [`Slice`] | memory that was registered, and a checked range that keeps it alive |
+//! | [`RemoteRegion`] | what a peer needs to ask for it: owner, life, range, rights, addresses; no key |
+//! | [`Access`] | read, write, atomic, signal: each granted by itself |
+//! | [`Incarnation`], generation, epoch | which life of a process, of a region, of a team |
+//! | signal | a 64-bit counter beside a region, in memory of the library |
+//!
+//! This crate knows nothing of transports, ranks or windows. Sizes and offsets are bytes. A program gets its regions from
+//! a `Context` of the crate `transom-transport`, which has a [`Registry`] inside; here is one by itself:
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::AtomicU32;
+//! use transom_registry::exposed::Bell;
+//! use transom_registry::{Access, Host, Incarnation, Registry, RemoteRegion};
+//!
+//! struct Nobody(AtomicU32);
+//! impl Bell for Nobody {
+//!     fn asleep(&self) -> &AtomicU32 {
+//!         &self.0
+//!     }
+//!     fn ring(&self) {}
+//! }
+//!
+//! let registry = Registry::new(Incarnation::random()?, Arc::new(Nobody(AtomicU32::new(0))));
+//! let region = registry.register(Host::new(4096)?, 1)?;
+//! region.write(16, b"hello")?;
+//!
+//! // What a peer is told, as text, and what it gets for that.
+//! let text = region.export(0..64, Access::READ)?.to_string();
+//! let asked: RemoteRegion = text.parse()?;
+//! let grant = registry.grant(&asked)?;
+//! let mut seen = [0; 5];
+//! grant.exposed.read(16, &mut seen)?;
+//! assert_eq!(&seen, b"hello");
+//! assert!(grant.check("put", Access::WRITE).is_err());
+//!
+//! drop(region);
+//! assert!(grant.check("get", Access::READ).is_err(), "its region is gone");
+//! # Ok::<(), transom_registry::Error>(())
+//! ```
+//!
+//! Where to read on: [`copy`], the one routine by which bytes enter and leave such memory; [`exposed`], what that memory is
+//! to the code; [`header`] and [`word`], the library's words beside it; [`element`], reductions; [`Error`].
 
 #[cfg(not(all(
     target_os = "linux",

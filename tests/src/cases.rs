@@ -101,6 +101,7 @@ macro_rules! cases_that_never_block {
                 a_flush_that_is_dropped_ends_nothing
                 a_request_tells_its_outcome_as_often_as_it_is_asked
                 a_lost_put_is_told_once_and_its_signal_does_not_overtake_it
+                what_follows_an_operation_that_the_target_refused_waits_for_the_flush
                 regions_fail_each_for_itself;
             rights by case:
                 each_operation_needs_its_right_and_changes_nothing_without_it

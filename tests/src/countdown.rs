@@ -76,7 +76,7 @@ pub struct Countdown {
 
 impl Countdown {
     /// Wraps a transport.
-    pub fn new(inner: Arc<dyn Transport>, plan: Arc<Plan>) -> Arc<dyn Transport> {
+    pub fn wrap(inner: Arc<dyn Transport>, plan: Arc<Plan>) -> Arc<dyn Transport> {
         Arc::new(Self { inner, plan })
     }
 }

@@ -96,6 +96,12 @@ impl Me {
         self.hear_within(PATIENCE)
     }
 
+    /// The next line from the test, if it is there.
+    #[must_use]
+    pub fn heard(&mut self) -> Option<String> {
+        self.lines.try_recv().ok()
+    }
+
     /// As [`Me::hear`], within this time.
     #[must_use]
     pub fn hear_within(&mut self, time: Duration) -> String {
@@ -104,6 +110,15 @@ impl Me {
             Err(error) => panic!("rank {}: no line from the test: {error}", self.rank),
         }
     }
+}
+
+/// How one rank is started.
+#[derive(Debug, Clone, Default)]
+pub struct Start {
+    /// The program and its arguments under which it runs, such as `nsenter`: it has to become the rank, or to end with it.
+    pub under: Vec<String>,
+    /// Environment variables.
+    pub variables: Vec<(String, String)>,
 }
 
 /// The ranks of a test, each a process. Those that still live are killed when it is dropped.
@@ -121,7 +136,17 @@ impl Ranks {
     #[must_use]
     pub fn start_with(test: &str, size: u32, variables: &[(&str, &str)]) -> Self {
         assert!(!is_rank(), "a rank starts no ranks: it has to ask rank() first");
-        Self((0..size).map(|rank| Rank::start(test, rank, size, variables)).collect())
+        let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let start = Start { under: Vec::new(), variables: variables.iter().map(own).collect() };
+        Self((0..size).map(|rank| Rank::start(test, rank, size, &start)).collect())
+    }
+
+    /// As [`Ranks::start`], each rank in a way of its own.
+    #[must_use]
+    pub fn start_each(test: &str, starts: &[Start]) -> Self {
+        assert!(!is_rank(), "a rank starts no ranks: it has to ask rank() first");
+        let size = starts.len() as u32;
+        Self((0..size).zip(starts).map(|(rank, start)| Rank::start(test, rank, size, start)).collect())
     }
 
     /// How many there are.
@@ -183,13 +208,22 @@ pub struct Rank {
 }
 
 impl Rank {
-    fn start(test: &str, rank: u32, size: u32, variables: &[(&str, &str)]) -> Self {
-        let mut process = Command::new(std::env::current_exe().unwrap())
+    fn start(test: &str, rank: u32, size: u32, start: &Start) -> Self {
+        let test_binary = std::env::current_exe().unwrap();
+        let mut command = match start.under.split_first() {
+            None => Command::new(test_binary),
+            Some((program, arguments)) => {
+                let mut command = Command::new(program);
+                command.args(arguments).arg(test_binary);
+                command
+            }
+        };
+        let mut process = command
             .args([test, "--exact", "--nocapture", "--include-ignored"])
             .env(RANK, rank.to_string())
             .env(RANKS, size.to_string())
             .env("RUST_BACKTRACE", "0")
-            .envs(variables.iter().copied())
+            .envs(start.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -141,14 +141,12 @@ pub fn contents(region: &MemoryRegion) -> Vec<u8> {
 #[expect(missing_docs, clippy::missing_errors_doc, reason = "they are those of PeerRegion")]
 impl Target {
     /// Calls until the queue has room: a context with a virtual clock must not wait inside the call.
-    async fn patiently<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    pub async fn patiently<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
         let clock = self.context.clock();
         let since = clock.now();
         loop {
             match call() {
-                Err(Error::Blocking { .. }) if clock.now() - since < SOON => {
-                    clock.sleep(Duration::from_micros(20)).await;
-                }
+                Err(Error::Blocking { .. }) if clock.now() - since < SOON => self.region.ready().await?,
                 other => return other,
             }
         }
@@ -236,17 +234,11 @@ impl Target {
     }
 
     pub async fn flush(&self) -> Result<()> {
-        self.patiently_flush().await
-    }
-
-    async fn patiently_flush(&self) -> Result<()> {
         let clock = self.context.clock();
         let since = clock.now();
         loop {
             match self.region.flush_async().await {
-                Err(Error::Blocking { .. }) if clock.now() - since < SOON => {
-                    clock.sleep(Duration::from_micros(20)).await;
-                }
+                Err(Error::Blocking { .. }) if clock.now() - since < SOON => self.region.ready().await?,
                 other => return other,
             }
         }

@@ -1,6 +1,8 @@
 //! A transport whose n-th call fails, for every n: exactly one outcome for each operation, no signal before a lost put,
 //! and nothing hangs.
 
+#![allow(clippy::unwrap_used, reason = "a case fails by a panic that says where")]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,7 +36,7 @@ impl Planned {
                     why: "the number of a plan is expected".into(),
                 })?;
                 let plan = PLANS.lock().remove(&number).unwrap();
-                Ok(Countdown::new(Carrier::open("countdown", host), plan))
+                Ok(Countdown::wrap(Carrier::open("countdown", host), plan))
             }),
         );
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use transom_registry::{
-    Error, Failure, Foreign, Host as HostMemory, Incarnation, Memory, MemoryRegion, Registry, RemoteRegion,
-    Result,
+    Error, Failure, Foreign, Host as HostMemory, Incarnation, Memory, MemoryRegion, Outcome, Registry,
+    RemoteRegion, Result,
 };
 
 use crate::backend::{Host, Transport};
@@ -434,6 +434,10 @@ impl Context {
         for (name, error) in &self.0.unusable {
             tried.push(format!("{name}: {error}"));
         }
+        // Who was lost before is not found again: that is the reason.
+        if let Some(failure) = self.failure_of(incarnation) {
+            return Err(Error::failed(OPERATION, Outcome::NotApplied, failure));
+        }
         Err(Error::Unreachable { peer: format!("incarnation {incarnation}"), tried: tried.join("; ") })
     }
 
@@ -441,6 +445,12 @@ impl Context {
     #[must_use]
     pub fn failure_of(&self, incarnation: Incarnation) -> Option<Arc<Failure>> {
         self.0.failures.lock().get(&incarnation).cloned()
+    }
+
+    /// Every process that was lost so far, and why.
+    #[must_use]
+    pub fn failures(&self) -> Vec<(Incarnation, Arc<Failure>)> {
+        self.0.failures.lock().iter().map(|(incarnation, failure)| (*incarnation, failure.clone())).collect()
     }
 
     /// Says goodbye to all peers and stops: later calls to its peers, and its waits, are [`Error::Closed`]. What is in

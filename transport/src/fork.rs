@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use transom_registry::{Error, Result};
 
-/// Size and alignment of a block.
-const BLOCK: usize = 64;
+/// Size and alignment of a block: two lines, since processors fetch them in pairs.
+pub(crate) const BLOCK: usize = 128;
 const PAGE: usize = 4096;
 
 fn map(size: usize) -> Result<NonNull<u8>> {
@@ -64,7 +64,7 @@ pub(crate) fn check(operation: &'static str) -> Result<()> {
     if is_child() { Err(Error::Forked { operation }) } else { Ok(()) }
 }
 
-/// Blocks of 64 zero bytes that a forked child finds zero again.
+/// Blocks of 128 zero bytes that a forked child finds zero again.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     at: NonNull<u8>,
@@ -109,7 +109,7 @@ impl Blocks {
 impl Drop for Blocks {
     fn drop(&mut self) {
         if self.count == 1 {
-            // SAFETY: the block is ours, 64 bytes large, and nobody has it any more.
+            // SAFETY: the block is ours, 128 bytes large, and nobody has it any more.
             unsafe { self.at.write_bytes(0, BLOCK) };
             SINGLE.lock().push(Single(self.at));
         } else {

@@ -1,9 +1,10 @@
 //! Failures of operations that nobody holds a request for: kept until the next flush or close tells of them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use transom_registry::{Cause, Error, Failure, Outcome, Result};
+
+use crate::sync::{AtomicBool, Mutex};
 
 /// The late failures of one region of one peer. From the first one until it is told, later operations there are not
 /// applied.
@@ -14,11 +15,17 @@ pub(crate) struct Late {
 }
 
 impl Late {
-    /// Keeps a failure: the first one, and how many there were.
+    /// Keeps a failure: the first one, and how many there were. A transport may tell of what follows from a failure before
+    /// it tells of that one, which then takes its place.
     pub(crate) fn record(&self, error: Error) {
         let mut first = self.first.lock();
         match &mut *first {
-            Some((_, count)) => *count += 1,
+            Some((kept, count)) => {
+                *count += 1;
+                if follows(kept) && !follows(&error) {
+                    *kept = error;
+                }
+            }
             None => *first = Some((error, 1)),
         }
         self.failed.store(true, Ordering::Release);
@@ -56,7 +63,12 @@ impl Late {
     }
 }
 
-#[cfg(test)]
+/// Whether an operation failed only because one before it did.
+fn follows(error: &Error) -> bool {
+    error.root().is_some_and(|failure| failure.cause == Cause::Earlier)
+}
+
+#[cfg(all(test, not(transom_loom)))]
 mod tests {
     use super::*;
 
@@ -73,5 +85,20 @@ mod tests {
         assert!(told.to_string().contains("put in doubt, the first of 3 operations"), "{told}");
         assert!(late.take().is_none());
         late.check("get").unwrap();
+    }
+
+    #[test]
+    fn what_follows_from_a_failure_is_not_told_in_its_place() {
+        let late = Late::default();
+        let earlier = Failure::new(None, Cause::Earlier, "refused one before it");
+        late.record(Error::failed("signal", Outcome::NotApplied, earlier.clone()));
+        late.record(Error::failed(
+            "put",
+            Outcome::InDoubt,
+            Failure::new(None, Cause::ConnectionLost, "reset"),
+        ));
+        late.record(Error::failed("put", Outcome::NotApplied, earlier));
+        let Some(Error::Failed(told)) = late.take() else { panic!("it is told") };
+        assert_eq!((told.operation, told.outcome, told.count), ("put", Outcome::InDoubt, 3));
     }
 }

@@ -66,7 +66,13 @@ impl Peer {
     /// Why it, or the way to it, failed; `None` while it lives.
     #[must_use]
     pub fn failure(&self) -> Option<Arc<Failure>> {
-        self.0.failure.get().cloned()
+        if let Some(failure) = self.0.failure.get() {
+            return Some(failure.clone());
+        }
+        // Operations may have ended before the context was told.
+        let endpoints = self.0.endpoints.lock();
+        let first = endpoints.first()?.failure()?;
+        endpoints.iter().all(|endpoint| endpoint.failure().is_some()).then_some(first)
     }
 
     /// Opens a region of the peer. Returns when it can be reached.
@@ -239,6 +245,7 @@ pub(crate) async fn connect(
     deadline: Instant,
 ) -> Result<Option<Arc<dyn Endpoint>>> {
     let mut last = None;
+    let mut definite = None;
     let mut any = false;
     let own: Vec<&String> = addresses
         .iter()
@@ -253,12 +260,13 @@ pub(crate) async fn connect(
         let attempt = transport.connect(address, incarnation, until);
         match context.clock().timeout(left, attempt).await {
             Some(Ok(endpoint)) => return Ok(Some(endpoint)),
-            Some(Err(error)) if is_final(&error) => return Err(error),
+            // Somebody else is there. The address may be one that several hosts have: the peer may be at the next.
+            Some(Err(error)) if is_final(&error) => definite = definite.or(Some(error)),
             Some(Err(error)) => last = Some(error),
             None => last = Some(expired(left, address)),
         }
     }
-    match last {
+    match definite.or(last) {
         Some(error) => Err(error),
         None if any => Err(expired(Duration::ZERO, "")),
         None => Ok(None),

@@ -118,7 +118,7 @@ impl PeerRegion {
                     });
                 }
                 if exposed.kind() != transom_registry::Kind::Device {
-                    routes.open(index, &exposed, remote.access)?;
+                    routes.open(index, &exposed, remote.access, peer.0.context.incarnation())?;
                 }
                 Way::Mapped(exposed, endpoint, attached.key)
             }
@@ -396,7 +396,7 @@ impl PeerRegion {
         self.check_range(OPERATION, offset, width.into())?;
         match way {
             Way::Mapped(exposed, ..) => {
-                Ok(self.resolved(OPERATION, exposed.atomic(atomic, width, offset, operand, compare)))
+                self.resolved(OPERATION, exposed.atomic(atomic, width, offset, operand, compare))
             }
             Way::Posted(endpoint, key) => self.request(&endpoint, OPERATION, || Op {
                 key,
@@ -415,6 +415,7 @@ impl PeerRegion {
     /// # Errors
     /// As for [`PeerRegion::put`]; [`Error::Misaligned`]; [`Error::Torn`] when a part was left half done by a process that
     /// died: this operation is complete, what was there before is in doubt.
+    #[inline]
     pub fn accumulate<T: Element>(&self, offset: u64, from: &[T], reduce: Reduce) -> Result<()> {
         self.accumulate_bytes(offset, element::as_bytes(from), T::DTYPE, reduce)
     }
@@ -423,8 +424,37 @@ impl PeerRegion {
     ///
     /// # Errors
     /// As there; [`Error::Invalid`] when `from` is no whole number of elements.
+    #[inline]
     pub fn accumulate_bytes(&self, offset: u64, from: &[u8], dtype: Dtype, reduce: Reduce) -> Result<()> {
+        match self.route().map_or(0, |route| route.accumulate(dtype, reduce, offset, from)) {
+            done if done > 0 && done == from.len() => Ok(()),
+            done => self.accumulate_rest(offset, from, dtype, reduce, done),
+        }
+    }
+
+    /// Does what an accumulate by the route left to do, having done `done` bytes.
+    ///
+    /// # Errors
+    /// As for [`PeerRegion::accumulate_bytes`].
+    #[cold]
+    #[inline(never)]
+    #[doc(hidden)]
+    pub fn accumulate_rest(
+        &self,
+        offset: u64,
+        from: &[u8],
+        dtype: Dtype,
+        reduce: Reduce,
+        done: usize,
+    ) -> Result<()> {
         const OPERATION: &str = "accumulate";
+        // Begun, so it is ended, whatever has become of the region since: an operation is done or is not.
+        if done > 0
+            && let Some(exposed) = self.shared.routes.kept(self.shared.index)
+        {
+            let (offset, rest) = (offset + done as u64, from.get(done..).unwrap_or_default());
+            return exposed.accumulate_bytes(dtype, reduce, offset, rest, self.locker());
+        }
         let way = self.way(OPERATION, Access::ATOMIC)?;
         self.check_elements(offset, from.len(), dtype)?;
         if from.is_empty() {
@@ -465,9 +495,9 @@ impl PeerRegion {
                 let done = unsafe {
                     exposed.accumulate(dtype, reduce, offset, from.as_ptr(), from.size(), self.locker())
                 };
-                Ok(self.resolved(OPERATION, done.map(|()| 0)))
+                self.resolved(OPERATION, done.map(|()| 0))
             }
-            Way::Posted(..) if from.size() == 0 => Ok(self.resolved(OPERATION, Ok(0))),
+            Way::Posted(..) if from.size() == 0 => self.resolved(OPERATION, Ok(0)),
             Way::Posted(endpoint, key) => self.request(&endpoint, OPERATION, || Op {
                 key,
                 offset,
@@ -507,9 +537,9 @@ impl PeerRegion {
                 // SAFETY: the slice is valid, and apart from the target, as checked above.
                 let done = unsafe { exposed.write_from(offset, from.as_ptr(), from.size(), from.size()) };
                 let done = done.and_then(|()| add_signal(&exposed, signal));
-                Ok(self.resolved(operation, done.map(|()| 0)))
+                self.resolved(operation, done.map(|()| 0))
             }
-            Way::Posted(_, _) if from.size() == 0 && signal.is_none() => Ok(self.resolved(operation, Ok(0))),
+            Way::Posted(_, _) if from.size() == 0 && signal.is_none() => self.resolved(operation, Ok(0)),
             Way::Posted(endpoint, key) => self.request(&endpoint, operation, || Op {
                 key,
                 offset,
@@ -540,9 +570,9 @@ impl PeerRegion {
                 self.check_apart(OPERATION, &exposed, offset, &into)?;
                 // SAFETY: the slice is valid for writes (checked), and apart from the source, as checked above.
                 let done = unsafe { exposed.read_into(offset, into.as_ptr(), into.size(), into.size()) };
-                Ok(self.resolved(OPERATION, done.map(|()| 0)))
+                self.resolved(OPERATION, done.map(|()| 0))
             }
-            Way::Posted(..) if into.size() == 0 => Ok(self.resolved(OPERATION, Ok(0))),
+            Way::Posted(..) if into.size() == 0 => self.resolved(OPERATION, Ok(0)),
             Way::Posted(endpoint, key) => self.request(&endpoint, OPERATION, || Op {
                 key,
                 offset,
@@ -564,14 +594,9 @@ impl PeerRegion {
         self.check_list(OPERATION, list, from.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
-                let mut at = 0;
-                for &(offset, size) in list.parts() {
-                    let part = &from[at..at + size as usize];
-                    // SAFETY: `from` is valid, and apart from exposed memory, into which no reference exists.
-                    unsafe { exposed.write_from(offset, part.as_ptr(), part.len(), from.len())? };
-                    at += part.len();
-                }
-                Ok(())
+                // SAFETY: a list knows its end and its size, and `from` has this size (checked); it is valid, and apart from
+                // exposed memory, into which no reference exists.
+                unsafe { exposed.write_parts(list.parts(), list.end(), from.as_ptr(), from.len()) }
             }
             Way::Posted(endpoint, key) => {
                 let mut sent = false;
@@ -606,18 +631,10 @@ impl PeerRegion {
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_list_apart(OPERATION, &exposed, list, &from)?;
-                let (mut at, mut done) = (0, Ok(0));
-                for &(offset, size) in list.parts() {
-                    let part = from.as_ptr().wrapping_add(at);
-                    // SAFETY: the part is inside the slice, whose size is the list's (checked), and apart from the target.
-                    done =
-                        unsafe { exposed.write_from(offset, part, size as usize, from.size()) }.map(|()| 0);
-                    if done.is_err() {
-                        break;
-                    }
-                    at += size as usize;
-                }
-                Ok(self.resolved(OPERATION, done))
+                // SAFETY: a list knows its end and its size, and the slice has this size and is apart (checked).
+                let done =
+                    unsafe { exposed.write_parts(list.parts(), list.end(), from.as_ptr(), from.size()) };
+                self.resolved(OPERATION, done.map(|()| 0))
             }
             Way::Posted(endpoint, key) => {
                 self.list_request(OPERATION, &endpoint, list, &from, |parts, slice| Op {
@@ -642,14 +659,8 @@ impl PeerRegion {
         self.check_list(OPERATION, list, into.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
-                let (mut at, total) = (0, into.len());
-                for &(offset, size) in list.parts() {
-                    let part = &mut into[at..at + size as usize];
-                    // SAFETY: as in `put_list`.
-                    unsafe { exposed.read_into(offset, part.as_mut_ptr(), part.len(), total)? };
-                    at += part.len();
-                }
-                Ok(())
+                // SAFETY: as in `put_list`.
+                unsafe { exposed.read_parts(list.parts(), list.end(), into.as_mut_ptr(), into.len()) }
             }
             Way::Posted(..) => {
                 self.may_wait(OPERATION)?;
@@ -677,17 +688,10 @@ impl PeerRegion {
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_list_apart(OPERATION, &exposed, list, &into)?;
-                let (mut at, mut done) = (0, Ok(0));
-                for &(offset, size) in list.parts() {
-                    let part = into.as_ptr().wrapping_add(at);
-                    // SAFETY: as in `put_list_from`.
-                    done = unsafe { exposed.read_into(offset, part, size as usize, into.size()) }.map(|()| 0);
-                    if done.is_err() {
-                        break;
-                    }
-                    at += size as usize;
-                }
-                Ok(self.resolved(OPERATION, done))
+                // SAFETY: as in `put_list_from`, and the slice may be written (checked).
+                let done =
+                    unsafe { exposed.read_parts(list.parts(), list.end(), into.as_ptr(), into.size()) };
+                self.resolved(OPERATION, done.map(|()| 0))
             }
             Way::Posted(endpoint, key) => {
                 self.list_request(OPERATION, &endpoint, list, &into, |parts, slice| Op {
@@ -888,10 +892,11 @@ impl PeerRegion {
         }
     }
 
-    fn resolved(&self, operation: &'static str, result: Result<u64>) -> Request {
+    /// A request for an operation that ended inside the call. A failure is told at once, so that none is late.
+    fn resolved(&self, operation: &'static str, result: Result<u64>) -> Result<Request> {
         let flight = Flight::new(operation, 1, &self.shared.late);
-        flight.complete(result);
-        Request::new(flight, self.shared.peer.0.context.progress.clone())
+        flight.complete(Ok(result?));
+        Ok(Request::new(flight, self.shared.peer.0.context.progress.clone()))
     }
 
     /// Posts one operation whose outcome a request tells.

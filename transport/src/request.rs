@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use transom_registry::{Error, Result};
 
 use crate::late::Late;
 use crate::progress::Progress;
+use crate::sync::Mutex;
 
 /// The slot that a transport completes and a request looks at.
 pub(crate) struct Flight {
@@ -232,7 +232,7 @@ impl Future for Landing<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(transom_loom)))]
 mod tests {
     use super::*;
 
@@ -263,5 +263,49 @@ mod tests {
                 assert_eq!(late.take().is_some(), !asked);
             }
         }
+    }
+}
+
+#[cfg(all(test, transom_loom))]
+mod loom_tests {
+    use super::*;
+
+    #[test]
+    fn loom_a_request_is_woken_by_its_last_part_and_a_dropped_one_is_told_late() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let late = Arc::new(Late::default());
+            let flight = Flight::new("put", 2, &late);
+            let parts: Vec<_> = [Ok(1), Err(Error::invalid("put", "lost"))]
+                .into_iter()
+                .map(|result| {
+                    let flight = flight.clone();
+                    loom::thread::spawn(move || flight.complete(result))
+                })
+                .collect();
+            // Polled once, then dropped: the failure must not get lost between the two.
+            let waker = std::task::Waker::noop();
+            let seen = flight.poll(waker).is_ready();
+            flight.abandon();
+            for part in parts {
+                part.join().unwrap();
+            }
+            assert_eq!(late.take().is_some(), !seen);
+        });
+    }
+
+    #[test]
+    fn loom_who_awaits_a_request_is_woken() {
+        loom::model(|| {
+            let late = Arc::new(Late::default());
+            let flight = Flight::new("put", 1, &late);
+            let other = flight.clone();
+            let part = loom::thread::spawn(move || other.complete(Ok(7)));
+            // A lost wake-up is a deadlock, which loom reports.
+            let result = loom::future::block_on(std::future::poll_fn(|cx| flight.poll(cx.waker())));
+            assert_eq!(result.unwrap(), 7);
+            part.join().unwrap();
+        });
     }
 }

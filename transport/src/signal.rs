@@ -20,7 +20,11 @@ pub struct Signals {
     region: MemoryRegion,
     progress: Arc<Progress>,
     producers: Option<Producers>,
+    name: Option<Name>,
 }
+
+/// Says in an error what it knows of who failed.
+type Name = Arc<dyn Fn(Error) -> Error + Send + Sync>;
 
 impl fmt::Debug for Signals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -77,7 +81,10 @@ impl Wanted {
         if let Some(index) = self.found() {
             return Some(Ok(index));
         }
-        Some(Err(end))
+        Some(Err(match &self.signals.name {
+            Some(name) => name(end),
+            None => end,
+        }))
     }
 
     fn expired(&self, after: Duration) -> Error {
@@ -140,13 +147,20 @@ impl Drop for Waits {
 
 impl Signals {
     pub(crate) fn new(region: &MemoryRegion, progress: &Arc<Progress>) -> Self {
-        Self { region: region.clone(), progress: progress.clone(), producers: None }
+        Self { region: region.clone(), progress: progress.clone(), producers: None, name: None }
     }
 
     /// The same signals; their waits end with a failure once `producers` tells one.
     #[must_use]
     pub fn with_producers(mut self, producers: Producers) -> Self {
         self.producers = Some(producers);
+        self
+    }
+
+    /// The same signals; `name` adds to the error of a wait that failed what it knows: the number of a rank.
+    #[must_use]
+    pub fn with_names(mut self, name: impl Fn(Error) -> Error + Send + Sync + 'static) -> Self {
+        self.name = Some(Arc::new(name));
         self
     }
 

@@ -11,8 +11,19 @@
 //! | *fence* | orders, never waits | this one before that one |
 //! | *flush* | waits until delivered | a receipt |
 //!
-//! The example at [`Team`] runs on a bare machine. Without a team, [`Context`] and [`Peer`] have the same calls for one
-//! region of one process. Errors are one enum, [`Error`]; each operation has exactly one [`Outcome`].
+//! Each rank puts a greeting into the next one's memory. Started by `transom launch -n 2 -- hello` there are two of them;
+//! alone it is a team of one, its own neighbour:
+//! ```
+#![doc = include_str!("../examples/hello.rs")]
+//! ```
+//!
+//! Where to read on:
+//! - [`Team`]: how ranks find each other; [`store`]: where they meet;
+//! - [`Window`]: the contract of put, get, fence, flush and signals;
+//! - [`Request`]: operations that take registered memory without a copy, to wait for or to await;
+//! - [`Context`] and [`Peer`]: the same calls for one region of one process, without a team;
+//! - [`Error`] and [`Outcome`]: each operation that ended has exactly one outcome;
+//! - `docs/design.md` in the repository: why it is as it is.
 
 #![forbid(unsafe_code)]
 

@@ -4,14 +4,16 @@ use std::fmt;
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, RemoteRegion, Result};
+use transom_registry::header::lock_owner;
+use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, Outcome, RemoteRegion, Result};
 use transom_transport::{Context, PeerRegion, Producers, Secret, Signals, Wait};
 
 use crate::Rank;
-use crate::environment::{MOST_RANKS, Meeting, Place};
+use crate::environment::{MOST_RANKS, Meeting, Place, STORE};
 use crate::store::{Store, StoreServer};
 
 /// Rounds of a barrier among [`MOST_RANKS`] ranks.
@@ -20,6 +22,9 @@ const ROUNDS: u32 = MOST_RANKS.ilog2();
 const CONTROL_SIZE: usize = 4096;
 /// How long an error waits for the launcher to say how a rank ended.
 const VERDICT: Duration = Duration::from_millis(50);
+/// How much later than its deadline a call that meets in the store ends at the latest: the store says what is missing
+/// before that, unless it does not answer at all.
+const LATEST: Duration = Duration::from_millis(500);
 
 /// An ordered set of ranks with an epoch.
 ///
@@ -181,7 +186,7 @@ impl TeamBuilder {
         let timeout = self.timeout;
         let prepared = self.prepare()?;
         let context = prepared.context.clone();
-        context.block_on("meet the team", timeout, prepared.meet())?
+        context.block_on("meet the team", timeout + LATEST, prepared.meet())?
     }
 
     /// The async form of [`TeamBuilder::build`].
@@ -248,7 +253,13 @@ struct Meet {
 
 impl Meet {
     async fn meet(self) -> Result<Team> {
+        let until = self.context.clock().now() + self.timeout;
+        self.meet_until(until).await
+    }
+
+    async fn meet_until(self, until: Instant) -> Result<Team> {
         const OPERATION: &str = "meet the team";
+        let clock = self.context.clock().clone();
         let control = self.context.register(Host::builder(CONTROL_SIZE).sparse(true).build()?, ROUNDS)?;
         let mine = control.export_for_epoch(0..CONTROL_SIZE, Access::SIGNAL, self.epoch)?;
         let mut record = self.size.to_le_bytes().to_vec();
@@ -265,8 +276,8 @@ impl Meet {
         }
         let keys: Vec<String> = (0..self.size).map(|rank| format!("rank/{rank}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let records =
-            self.store.get_many_async(&keys, self.timeout).await.map_err(|e| missing_ranks(e, self.size))?;
+        let records = self.store.get_many_async(&keys, until.saturating_duration_since(clock.now())).await;
+        let records = records.map_err(|e| missing_ranks(OPERATION, self.timeout, e, self.size))?;
         let mut members = Vec::with_capacity(records.len());
         let mut launched = Vec::with_capacity(records.len());
         for (rank, record) in records.iter().enumerate() {
@@ -307,10 +318,10 @@ impl Meet {
 }
 
 /// Says which ranks did not come, in the team's words.
-fn missing_ranks(error: Error, size: u32) -> Error {
+pub(crate) fn missing_ranks(operation: &'static str, after: Duration, error: Error, size: u32) -> Error {
     match error {
-        Error::Expired { after, detail, .. } => Error::Expired {
-            operation: "meet the team",
+        Error::Expired { detail, .. } => Error::Expired {
+            operation,
             rank: None,
             after,
             detail: format!("of {size} ranks these are missing: {detail}"),
@@ -363,7 +374,13 @@ impl Team {
             Meeting::Alone => {}
             Meeting::Url(url) => {
                 let secret = Secret::from_env()?;
-                builder = builder.store(Store::open(&url, &secret, timeout)?).secret(secret);
+                let store = Store::open(&url, &secret, timeout).map_err(|error| match error {
+                    Error::Config { why, .. } | Error::Invalid { why, .. } => {
+                        Error::Config { name: STORE.into(), value: url.clone(), why }
+                    }
+                    other => other,
+                })?;
+                builder = builder.store(store).secret(secret);
             }
             Meeting::RankZero(address) => {
                 let secret = Secret::from_env()?;
@@ -445,10 +462,11 @@ impl Team {
         self.0.windows.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Fails once every one of these ranks has.
-    pub(crate) fn producers(&self, ranks: Vec<Rank>) -> Producers {
-        let team = Arc::downgrade(&self.0);
-        Arc::new(move || {
+    /// The signals of a region whose waits fail, with the number of a rank, once every one of these ranks has failed.
+    pub(crate) fn signals_from(&self, region: &MemoryRegion, ranks: Vec<Rank>) -> Signals {
+        let (team, names) = (Arc::downgrade(&self.0), Arc::downgrade(&self.0));
+        let first = ranks.first().copied();
+        let producers: Producers = Arc::new(move || {
             let team = Self(team.upgrade()?);
             let mut first = None;
             for rank in &ranks {
@@ -456,13 +474,21 @@ impl Team {
                 first.get_or_insert(failure);
             }
             first
-        })
+        });
+        let name = move |error| match (names.upgrade(), first) {
+            (Some(team), Some(first)) => Self(team).tell_root(first, error),
+            _ => error,
+        };
+        self.context().signals(region).with_producers(producers).with_names(name)
     }
 
     /// An error of a rank, with its number, and with how it ended where the launcher knows that.
     #[cold]
     pub(crate) fn tell(&self, rank: Rank, error: Error) -> Error {
-        let error = error.at_rank(rank);
+        let mut error = error.at_rank(rank);
+        if let Error::Expired { detail, .. } = &mut error {
+            self.name_holder(detail);
+        }
         let Error::Failed(mut failed) = error else { return error };
         if matches!(failed.failure.cause, Cause::Exited(None) | Cause::ConnectionLost)
             && let Some(cause) = self.verdict(rank)
@@ -470,6 +496,15 @@ impl Team {
             failed.failure = Arc::new(Failure { cause, ..(*failed.failure).clone() });
         }
         Error::Failed(failed)
+    }
+
+    /// Adds the rank to what is known of the holder of a lock.
+    fn name_holder(&self, detail: &mut String) {
+        let held = detail.rsplit_once("held by incarnation ");
+        let Some(holder) = held.and_then(|(_, holder)| u64::from_str_radix(holder, 16).ok()) else { return };
+        if let Some(rank) = self.0.members.iter().position(|m| lock_owner(m.incarnation) == holder) {
+            detail.push_str(&format!(", rank {rank}"));
+        }
     }
 
     /// How the launcher says that a rank ended.
@@ -507,7 +542,80 @@ impl Team {
         if let Some(done) = self.barrier_fast() {
             return done;
         }
-        self.0.context.block_on("barrier", self.timeout() + self.timeout(), self.barrier_async())?
+        self.block_on("barrier", self.barrier_async())?
+    }
+
+    /// Waits for a call of ours that keeps its deadline by itself.
+    pub(crate) fn block_on<F: Future>(&self, operation: &'static str, call: F) -> Result<F::Output> {
+        self.0.context.block_on(operation, self.timeout() + LATEST, call)
+    }
+
+    /// When a call that begins now has to be over.
+    pub(crate) fn until(&self) -> Instant {
+        self.0.context.clock().now() + self.timeout()
+    }
+
+    /// What is left until then.
+    pub(crate) fn left(&self, until: Instant) -> Duration {
+        until.saturating_duration_since(self.0.context.clock().now())
+    }
+
+    /// Reads what every rank says in the store. Ends at once when one of them is lost before it has said anything.
+    pub(crate) async fn all_say(
+        &self,
+        operation: &'static str,
+        store: &Store,
+        until: Instant,
+    ) -> Result<Vec<Vec<u8>>> {
+        let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
+        let mut said = std::pin::pin!(store.get_many_async(&keys, self.left(until)));
+        let mut lost = std::pin::pin!(self.one_is_lost(operation, store, until));
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(said) = said.as_mut().poll(cx) {
+                return Poll::Ready(
+                    said.map_err(|e| missing_ranks(operation, self.timeout(), e, self.size())),
+                );
+            }
+            lost.as_mut().poll(cx).map(Err)
+        })
+        .await
+    }
+
+    /// Waits until a rank is lost that has not said anything in the store, for as long as it takes.
+    async fn one_is_lost(&self, operation: &'static str, store: &Store, until: Instant) -> Error {
+        let mut has_spoken = Vec::new();
+        loop {
+            let (inner, spoken) = (Arc::downgrade(&self.0), has_spoken.clone());
+            let lost: Producers = Arc::new(move || {
+                Self(inner.upgrade()?).lost(|rank, _| !spoken.contains(&rank)).map(|(_, failure)| failure)
+            });
+            // Nobody ever counts that far: what ends this wait is a failure.
+            let signals = self.0.signals.clone().with_producers(lost);
+            let _ = signals.wait_any_async(&[(0, u64::MAX)], self.left(until)).await;
+            let Some((rank, failure)) = self.lost(|rank, _| !has_spoken.contains(&rank)) else {
+                return std::future::pending().await;
+            };
+            if let Ok(None) = store.try_get_async(&rank.to_string()).await {
+                return self.tell(rank, Error::failed(operation, Outcome::NotApplied, failure));
+            }
+            has_spoken.push(rank);
+        }
+    }
+
+    /// That a rank has died, if one has: what every collective call then fails with.
+    pub(crate) fn lost_error(&self, operation: &'static str) -> Option<Error> {
+        let (rank, failure) = self.lost(|_, failure| failure.cause != Cause::Left)?;
+        Some(self.tell(rank, Error::failed(operation, Outcome::NotApplied, failure)))
+    }
+
+    /// The first rank of these that is known to have failed.
+    fn lost(&self, is_one: impl Fn(Rank, &Failure) -> bool) -> Option<(Rank, Arc<Failure>)> {
+        self.0.context.failures().into_iter().find_map(|(incarnation, failure)| {
+            let members = self.0.members.iter().enumerate();
+            let mut ranks = members.filter(|(_, member)| member.incarnation == incarnation);
+            let rank = ranks.next()?.0 as Rank;
+            is_one(rank, &failure).then_some((rank, failure))
+        })
     }
 
     /// The barrier over links that are all there already, without a task.
@@ -519,6 +627,8 @@ impl Team {
             self.0.links[self.towards(round) as usize].lock().as_ref()?;
         }
         *count += 1;
+        // One clock for all rounds; a single one has all of the time.
+        let until = (rounds > 1).then(|| self.until());
         for round in 0..rounds {
             let to = self.towards(round);
             let link = self.0.links[to as usize].lock().clone()?;
@@ -526,10 +636,9 @@ impl Team {
                 return Some(Err(self.tell(to, error)));
             }
             let from = self.from(round);
-            if let Err(error) =
-                self.round(from).and_then(|s| s.signal(round)?.wait_at_least(*count, self.timeout()))
-            {
-                return Some(Err(self.tell(from, error)));
+            let left = until.map_or(self.timeout(), |until| self.left(until));
+            if let Err(error) = self.round(from).signal(round).and_then(|s| s.wait_at_least(*count, left)) {
+                return Some(Err(self.tell_root(from, error)));
             }
         }
         Some(Ok(()))
@@ -543,16 +652,38 @@ impl Team {
     /// # Cancel safety
     /// None: a barrier that was begun and dropped leaves the team's barriers out of step.
     pub async fn barrier_async(&self) -> Result<()> {
+        let until = self.until();
         let mut count = self.0.barriers.lock().await;
         *count += 1;
         for round in 0..rounds(self.size()) {
             let to = self.towards(round);
-            self.link(to).await?.signal(round, 1).map_err(|e| self.tell(to, e))?;
+            let link = self.within(until, "barrier", to, self.link(to)).await?;
+            link.signal(round, 1).map_err(|e| self.tell(to, e))?;
             let from = self.from(round);
-            let signal = self.round(from)?.signal(round)?;
-            signal.wait_at_least_async(*count, self.timeout()).await.map_err(|e| self.tell(from, e))?;
+            let signal = self.round(from).signal(round)?;
+            let came = signal.wait_at_least_async(*count, self.left(until)).await;
+            came.map_err(|e| self.tell_root(from, e))?;
         }
         Ok(())
+    }
+
+    /// A step with one rank, which has to be over by then.
+    pub(crate) async fn within<T>(
+        &self,
+        until: Instant,
+        operation: &'static str,
+        rank: Rank,
+        step: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.0.context.clock().timeout(self.left(until), step).await.unwrap_or_else(|| {
+            Err(Error::Expired {
+                operation,
+                rank: Some(rank),
+                after: self.timeout(),
+                detail: "it does not answer".into(),
+                outcome: None,
+            })
+        })
     }
 
     fn towards(&self, round: u32) -> Rank {
@@ -564,8 +695,21 @@ impl Team {
         ((u64::from(self.rank()) + size - ((1 << round) % size)) % size) as Rank
     }
 
-    fn round(&self, from: Rank) -> Result<Signals> {
-        Ok(self.0.signals.clone().with_producers(self.producers(vec![from])))
+    /// The signals of a barrier, as one rank adds to them. A rank that died is missed by all, wherever each of them stands;
+    /// one that left in good order has passed the last barrier that it cares for.
+    fn round(&self, from: Rank) -> Signals {
+        let inner = Arc::downgrade(&self.0);
+        self.0.signals.clone().with_producers(Arc::new(move || {
+            let is_missed = |rank, failure: &Failure| rank == from || failure.cause != Cause::Left;
+            Self(inner.upgrade()?).lost(is_missed).map(|(_, failure)| failure)
+        }))
+    }
+
+    /// The error of a wait for one rank, told of the rank that it follows from.
+    fn tell_root(&self, from: Rank, error: Error) -> Error {
+        let root = error.root().and_then(|failure| failure.incarnation);
+        let rank = root.and_then(|root| self.0.members.iter().position(|m| m.incarnation == root));
+        self.tell(rank.map_or(from, |rank| rank as Rank), error)
     }
 
     /// Splits the team: ranks with the same color form a new one, in the order of their keys, then of their ranks.
@@ -574,7 +718,7 @@ impl Team {
     /// # Errors
     /// As for [`TeamBuilder::build`].
     pub fn split(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
-        self.0.context.block_on("split", self.timeout() + self.timeout(), self.split_async(color, key))?
+        self.block_on("split", self.split_async(color, key))?
     }
 
     /// The async form of [`Team::split`].
@@ -586,6 +730,7 @@ impl Team {
     /// None: the other members wait for this one.
     pub async fn split_async(&self, color: Option<u32>, key: u32) -> Result<Option<Self>> {
         const OPERATION: &str = "split";
+        let until = self.until();
         let number = self.0.splits.fetch_add(1, Ordering::Relaxed);
         let store = self.0.store.prefix(&format!("split/{number}"));
         let mine = match color {
@@ -593,10 +738,7 @@ impl Team {
             None => "none".into(),
         };
         store.set_async(&format!("{}", self.rank()), mine.as_bytes()).await?;
-        let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let said =
-            store.get_many_async(&keys, self.timeout()).await.map_err(|e| missing_ranks(e, self.size()))?;
+        let said = self.all_say(OPERATION, &store, until).await?;
         let Some(color) = color else { return Ok(None) };
         let mut members = Vec::new();
         for (rank, said) in said.iter().enumerate() {
@@ -629,7 +771,7 @@ impl Team {
             epoch: self.epoch(),
             timeout: self.timeout(),
         };
-        meet.meet().await.map(Some)
+        meet.meet_until(until).await.map(Some)
     }
 
     /// Which way each rank is reached by the team's own signals, as far as it was needed.

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
+use transom_registry::element;
 use transom_registry::{Access, Error, Host, MemoryRegion, RemoteRegion, Result, Slice};
 use transom_transport::route::{Route, Routes};
 use transom_transport::{
@@ -16,6 +18,13 @@ use crate::team::Team;
 
 /// Signals of a window that is not built with another number.
 pub const DEFAULT_SIGNALS: u32 = 64;
+/// What building is called in errors.
+const BUILD: &str = "build a window";
+/// What a rank says to the others while they build: it has what follows; it cannot, for this reason; it cannot because
+/// of another.
+const HAS: u8 = 1;
+const CANNOT: u8 = 0;
+const FOLLOWS: u8 = 2;
 
 /// One region per rank of a team, addressed as (rank, byte offset).
 ///
@@ -98,9 +107,8 @@ impl WindowBuilder<'_> {
     /// [`Error::TooLarge`], [`Error::Limit`]; [`Error::Expired`] that names the ranks that did not come;
     /// [`Error::Unreachable`].
     pub fn build(self) -> Result<Window> {
-        let timeout = self.team.timeout() * 3;
-        let context = self.team.context().clone();
-        context.block_on("build a window", timeout, self.build_async())?
+        let team = self.team;
+        team.block_on(BUILD, self.build_async())?
     }
 
     /// The async form of [`WindowBuilder::build`].
@@ -112,49 +120,25 @@ impl WindowBuilder<'_> {
     /// None: the other ranks wait for this one.
     pub async fn build_async(self) -> Result<Window> {
         let team = self.team;
+        let until = team.until();
         let number = team.next_window();
         let store = team.store().prefix(&format!("window/{number}"));
-        // What fails here is told to the others, so that they need not wait for it until their deadlines.
         let mine = self.part().and_then(|region| {
             let remote = region.export_for_epoch(0..region.size(), self.access, team.epoch())?;
-            Ok((region, remote))
+            Ok((region, remote.to_bytes()))
         });
-        let said = match &mine {
-            Ok((_, remote)) => [&[1], &remote.to_bytes()[..]].concat(),
-            Err(error) => [&[0], error.to_string().as_bytes()].concat(),
-        };
-        store.set_async(&format!("{}", team.rank()), &said).await?;
-        let (local, _) = mine?;
-        let keys: Vec<String> = (0..team.size()).map(|rank| rank.to_string()).collect();
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let said = store.get_many_async(&keys, team.timeout()).await.map_err(|e| missing(e, team.size()))?;
-        let mut remotes = Vec::with_capacity(said.len());
-        for (rank, said) in said.iter().enumerate() {
-            match said.split_first() {
-                Some((1, remote)) => remotes.push(RemoteRegion::from_bytes(remote)?),
-                Some((_, why)) => {
-                    let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(why));
-                    return Err(Error::invalid("build a window", why));
-                }
-                None => {
-                    return Err(Error::Malformed {
-                        what: "window record",
-                        why: format!("rank {rank} wrote nothing"),
-                    });
-                }
-            }
-        }
-        let routes = Routes::new(remotes.len())?;
-        let mut parts = Vec::with_capacity(remotes.len());
-        for part in open_all(team, &remotes, &routes).await {
-            parts.push(part?);
-        }
+        let (local, remotes) = agree(team, &store, until, mine).await?;
+        let opened = open_all(team, &remotes, until).await;
+        let ((routes, parts), _) =
+            agree(team, &store.prefix("open"), until, opened.map(|o| (o, vec![]))).await?;
         let others: Vec<Rank> = (0..team.size()).filter(|rank| *rank != team.rank()).collect();
-        let mut signals = team.context().signals(&local);
-        if !others.is_empty() {
-            signals = signals.with_producers(team.producers(others));
-        }
-        let window = Window { team: team.clone(), number, routes, parts: parts.into(), local, signals };
+        let signals = if others.is_empty() {
+            team.context().signals(&local)
+        } else {
+            team.signals_from(&local, others)
+        };
+        let window = Window { team: team.clone(), number, routes, parts, local, signals };
+        // The way that barriers take is there from now on, whatever becomes scarce later.
         team.barrier_async().await?;
         Ok(window)
     }
@@ -167,16 +151,64 @@ impl WindowBuilder<'_> {
     }
 }
 
+/// Tells every rank what this one has, or why it has nothing, and returns with what all of them have. What one cannot do
+/// is told to all, so that nobody waits for it until the deadline.
+async fn agree<T>(
+    team: &Team,
+    store: &Store,
+    until: Instant,
+    mine: Result<(T, Vec<u8>)>,
+) -> Result<(T, Vec<Vec<u8>>)> {
+    // A peer that gave up has taken its region with it, and one that died is missed by all: the reason is to be told.
+    let follows = matches!(mine, Err(Error::Stale { .. } | Error::Failed(_)));
+    let said = match &mine {
+        Ok((_, said)) => [&[HAS], &said[..]].concat(),
+        Err(error) => [&[if follows { FOLLOWS } else { CANNOT }], error.to_string().as_bytes()].concat(),
+    };
+    store.set_async(&team.rank().to_string(), &said).await?;
+    let mine = match mine {
+        Err(error) if !follows => return Err(error),
+        mine => mine,
+    };
+    let mut all = team.all_say(BUILD, store, until).await?;
+    let said = |reason| all.iter().position(|said| said.first() == Some(&reason));
+    if let Some(rank) = said(CANNOT).or_else(|| said(FOLLOWS)) {
+        if let Some(failed) = team.lost_error(BUILD) {
+            return Err(failed);
+        }
+        if rank == team.rank() as usize {
+            mine?;
+        }
+        let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(&all[rank][1..]));
+        return Err(Error::invalid(BUILD, why));
+    }
+    let (mine, _) = mine?;
+    for (rank, said) in all.iter_mut().enumerate() {
+        if said.first() != Some(&HAS) {
+            let why = format!("rank {rank} wrote {said:?}");
+            return Err(Error::Malformed { what: "window record", why });
+        }
+        said.remove(0);
+    }
+    Ok((mine, all))
+}
+
 /// Opens every rank's part at once: the time is that of the slowest, not the sum.
-async fn open_all(team: &Team, remotes: &[RemoteRegion], routes: &Arc<Routes>) -> Vec<Result<PeerRegion>> {
+async fn open_all(
+    team: &Team,
+    remotes: &[Vec<u8>],
+    until: Instant,
+) -> Result<(Arc<Routes>, Box<[PeerRegion]>)> {
+    let routes = &Routes::new(remotes.len())?;
     let mut opening: Vec<_> = remotes
         .iter()
         .enumerate()
         .map(|(rank, remote)| {
-            Some(Box::pin(async move {
-                let peer = team.context().connect_async(remote).await?;
-                peer.open_in(remote, routes, rank).await.map(|part| part.with_timeout(team.timeout()))
-            }))
+            Some(Box::pin(team.within(until, BUILD, rank as Rank, async move {
+                let remote = RemoteRegion::from_bytes(remote)?;
+                let peer = team.context().connect_async(&remote).await?;
+                peer.open_in(&remote, routes, rank).await.map(|part| part.with_timeout(team.timeout()))
+            })))
         })
         .collect();
     let mut opened: Vec<Option<Result<PeerRegion>>> = remotes.iter().map(|_| None).collect();
@@ -185,30 +217,18 @@ async fn open_all(team: &Team, remotes: &[RemoteRegion], routes: &Arc<Routes>) -
         for (rank, slot) in opening.iter_mut().enumerate() {
             let Some(future) = slot else { continue };
             match future.as_mut().poll(cx) {
-                std::task::Poll::Ready(result) => {
+                Poll::Ready(result) => {
                     opened[rank] = Some(result.map_err(|e| team.tell(rank as Rank, e)));
                     *slot = None;
                 }
-                std::task::Poll::Pending => pending = true,
+                Poll::Pending => pending = true,
             }
         }
-        if pending { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
     })
     .await;
-    opened.into_iter().flatten().collect()
-}
-
-fn missing(error: Error, size: u32) -> Error {
-    match error {
-        Error::Expired { after, detail, .. } => Error::Expired {
-            operation: "build a window",
-            rank: None,
-            after,
-            detail: format!("of {size} ranks these are missing: {detail}"),
-            outcome: None,
-        },
-        other => other,
-    }
+    let parts = opened.into_iter().flatten().collect::<Result<_>>()?;
+    Ok((routes.clone(), parts))
 }
 
 impl Window {
@@ -397,7 +417,7 @@ impl Window {
         for rank in ranks {
             self.team.check_rank(OPERATION, *rank)?;
         }
-        Ok(self.team.context().signals(&self.local).with_producers(self.team.producers(ranks.to_vec())))
+        Ok(self.team.signals_from(&self.local, ranks.to_vec()))
     }
 
     /// Orders what was issued to a rank before it before what is issued after it. Never waits.
@@ -596,8 +616,28 @@ impl Window {
     ///
     /// # Errors
     /// As for [`PeerRegion::accumulate`]; [`Error::NoSuchRank`].
+    #[inline]
     pub fn accumulate<T: Element>(&self, rank: Rank, offset: u64, from: &[T], reduce: Reduce) -> Result<()> {
-        self.tell(rank, self.find("accumulate", rank)?.accumulate(offset, from, reduce))
+        let from = element::as_bytes(from);
+        match self.route(rank).map_or(0, |route| route.accumulate(T::DTYPE, reduce, offset, from)) {
+            done if done > 0 && done == from.len() => Ok(()),
+            done => self.accumulate_rest(rank, offset, from, T::DTYPE, reduce, done),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn accumulate_rest(
+        &self,
+        rank: Rank,
+        offset: u64,
+        from: &[u8],
+        dtype: Dtype,
+        reduce: Reduce,
+        done: usize,
+    ) -> Result<()> {
+        let part = self.find("accumulate", rank)?;
+        self.tell(rank, part.accumulate_rest(offset, from, dtype, reduce, done))
     }
 
     /// As [`Window::accumulate`], from registered memory.
@@ -644,6 +684,18 @@ impl Window {
         store.set(&published(name, self.team.rank()), &remote.to_bytes())
     }
 
+    /// The async form of [`Window::publish`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves the part published or not.
+    pub async fn publish_async(&self, store: &Store, name: &str, access: Access) -> Result<()> {
+        let remote = self.local.export(0..self.local.size(), access)?;
+        store.set_async(&published(name, self.team.rank()), &remote.to_bytes()).await
+    }
+
     /// Opens one rank's part of a window that was published under this name, from outside of its team. Waits until it is
     /// there.
     ///
@@ -656,8 +708,26 @@ impl Window {
         rank: Rank,
         timeout: Duration,
     ) -> Result<PeerRegion> {
-        let remote = RemoteRegion::from_bytes(&store.get(&published(name, rank), timeout)?)?;
-        context.connect(&remote)?.open(&remote)
+        let opening = Self::open_published_async(context, store, name, rank, timeout);
+        context.block_on("open_published", timeout.saturating_add(context.timeout()), opening)?
+    }
+
+    /// The async form of [`Window::open_published`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the attempt up.
+    pub async fn open_published_async(
+        context: &Context,
+        store: &Store,
+        name: &str,
+        rank: Rank,
+        timeout: Duration,
+    ) -> Result<PeerRegion> {
+        let remote = RemoteRegion::from_bytes(&store.get_async(&published(name, rank), timeout).await?)?;
+        context.connect_async(&remote).await?.open_async(&remote).await
     }
 
     /// Which way each rank is reached, and why the better ones are not taken; one line a rank.

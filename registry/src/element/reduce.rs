@@ -16,6 +16,7 @@ use crate::copy::copy;
 /// - `into` is valid for reads and writes of `count * dtype.size()` bytes, `from` for reads of as many;
 /// - they do not overlap; any alignment is allowed;
 /// - nobody else writes `into` through this function at the same time (the caller holds the stripe's lock).
+#[inline]
 pub unsafe fn reduce(dtype: Dtype, operation: Reduce, into: *mut u8, from: *const u8, count: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
@@ -30,6 +31,7 @@ pub unsafe fn reduce(dtype: Dtype, operation: Reduce, into: *mut u8, from: *cons
 ///
 /// # Safety
 /// As for [`reduce`].
+#[inline(never)]
 pub(super) unsafe fn any_machine(
     dtype: Dtype,
     operation: Reduce,
@@ -71,7 +73,7 @@ unsafe fn numbers<T: Number>(operation: Reduce, into: *mut u8, from: *const u8, 
     // SAFETY: the caller's promise.
     unsafe {
         match operation {
-            Reduce::Sum => each(into, from, count, T::sum),
+            Reduce::Sum => sums::<T>(into, from, count),
             Reduce::Min => each(into, from, count, T::lesser),
             Reduce::Max => each(into, from, count, T::greater),
             Reduce::Replace => copy(into, from, count * size_of::<T>()),
@@ -94,6 +96,39 @@ unsafe fn each<T: Number>(into: *mut u8, from: *const u8, count: usize, op: impl
             into.write_unaligned(op(into.read_unaligned(), from.add(at).read_unaligned()));
         }
     }
+}
+
+/// Adds each element of `from` to its counterpart.
+///
+/// Numbers of one vector are loaded, added and stored before the next ones: that is a sixth faster, in the first cache,
+/// than the four loads, four additions and four stores that the compiler makes of a plain loop.
+///
+/// # Safety
+/// As for [`each`].
+#[inline(always)]
+unsafe fn sums<T: Number>(into: *mut u8, from: *const u8, count: usize) {
+    const VECTOR: usize = 8;
+    const BLOCK: usize = 4 * VECTOR;
+    // What is added in another type is vectorised better as a plain loop.
+    let whole = if size_of::<T>() < 4 { 0 } else { count - count % BLOCK };
+    for at in (0..whole).step_by(BLOCK) {
+        for at in [at, at + VECTOR, at + 2 * VECTOR, at + 3 * VECTOR] {
+            // SAFETY: `at + VECTOR <= count`, and the caller vouches for so many elements; alignment is not needed; every
+            // pattern of bits is a `T`.
+            unsafe {
+                let into = into.cast::<T>().add(at).cast::<[T; VECTOR]>();
+                let mut sums = into.read_unaligned();
+                let others = from.cast::<T>().add(at).cast::<[T; VECTOR]>().read_unaligned();
+                for (sum, other) in sums.iter_mut().zip(others) {
+                    *sum = sum.sum(other);
+                }
+                into.write_unaligned(sums);
+            }
+        }
+    }
+    let done = whole * size_of::<T>();
+    // SAFETY: `whole <= count`, and the rest follows it.
+    unsafe { each(into.add(done), from.add(done), count - whole, T::sum) }
 }
 
 /// What reduce does with two elements, without a branch, so that the compiler can do many at once.
@@ -181,15 +216,15 @@ mod x86 {
         _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
     };
 
-    use super::{Dtype, Number, Reduce, plain};
+    use super::{Dtype, Number, Reduce, bf16, copy, each, f16, sums};
 
     const LANES: usize = 8;
 
-    /// Reduces with AVX2 and F16C.
+    /// Reduces with AVX2 and F16C. Inlined, so that a caller who knows the type and the operation calls its loop at once.
     ///
     /// # Safety
     /// As for [`super::reduce`]; the machine has both.
-    #[target_feature(enable = "avx2,f16c")]
+    #[inline(always)]
     pub(super) unsafe fn reduce(
         dtype: Dtype,
         operation: Reduce,
@@ -197,17 +232,76 @@ mod x86 {
         from: *const u8,
         count: usize,
     ) {
-        let whole = count - count % LANES;
-        // SAFETY: the caller's promise; `whole <= count`, and the rest follows it.
+        // SAFETY: the caller's promise; each type has the size of `dtype`.
         unsafe {
             match (dtype, operation) {
-                (Dtype::F16, Reduce::Sum) => f16s(into, from, whole, f32::sum),
-                (Dtype::F16, Reduce::Min) => f16s(into, from, whole, f32::lesser),
-                (Dtype::F16, Reduce::Max) => f16s(into, from, whole, f32::greater),
-                _ => return plain(dtype, operation, into, from, count),
+                (_, Reduce::Replace) => copy(into, from, count * dtype.size()),
+                (Dtype::F32, _) => numbers::<f32>(operation, into, from, count),
+                (Dtype::F64, _) => numbers::<f64>(operation, into, from, count),
+                (Dtype::F16, _) => halves(operation, into, from, count),
+                (Dtype::Bf16, _) => numbers::<bf16>(operation, into, from, count),
+                (Dtype::I32, _) => numbers::<i32>(operation, into, from, count),
+                (Dtype::I64, _) => numbers::<i64>(operation, into, from, count),
+                (Dtype::U32, _) => numbers::<u32>(operation, into, from, count),
+                (Dtype::U64, _) => numbers::<u64>(operation, into, from, count),
             }
-            let done = whole * dtype.size();
-            plain(dtype, operation, into.add(done), from.add(done), count - whole);
+        }
+    }
+
+    /// Reduces elements of one type.
+    ///
+    /// # Safety
+    /// As for [`reduce`], with `T` for `dtype`.
+    #[inline(always)]
+    unsafe fn numbers<T: Number>(operation: Reduce, into: *mut u8, from: *const u8, count: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match operation {
+                Reduce::Sum => added::<T>(into, from, count),
+                Reduce::Min => lesser::<T>(into, from, count),
+                Reduce::Max => greater::<T>(into, from, count),
+                Reduce::Replace => copy(into, from, count * size_of::<T>()),
+            }
+        }
+    }
+
+    macro_rules! loops {
+        ($($name:ident: |$into:ident, $from:ident, $count:ident| $loop:expr),+ $(,)?) => {$(
+            #[doc = concat!("Makes each element of `into` the ", stringify!($name), " one of the two.")]
+            ///
+            /// # Safety
+            /// As for [`reduce`], with `T` for `dtype`.
+            #[target_feature(enable = "avx2")]
+            unsafe fn $name<T: Number>($into: *mut u8, $from: *const u8, $count: usize) {
+                // SAFETY: the caller's promise.
+                unsafe { $loop }
+            }
+        )+};
+    }
+
+    loops! {
+        added: |into, from, count| sums::<T>(into, from, count),
+        lesser: |into, from, count| each(into, from, count, T::lesser),
+        greater: |into, from, count| each(into, from, count, T::greater),
+    }
+
+    /// Reduces f16.
+    ///
+    /// # Safety
+    /// As for [`reduce`], with f16 for `dtype`.
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn halves(operation: Reduce, into: *mut u8, from: *const u8, count: usize) {
+        let whole = count - count % LANES;
+        let done = whole * size_of::<f16>();
+        // SAFETY: the caller's promise; `whole <= count`, and the rest follows it.
+        unsafe {
+            match operation {
+                Reduce::Sum => f16s(into, from, whole, f32::sum),
+                Reduce::Min => f16s(into, from, whole, f32::lesser),
+                Reduce::Max => f16s(into, from, whole, f32::greater),
+                Reduce::Replace => return copy(into, from, count * size_of::<f16>()),
+            }
+            numbers::<f16>(operation, into.add(done), from.add(done), count - whole);
         }
     }
 

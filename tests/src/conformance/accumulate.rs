@@ -1,7 +1,7 @@
 //! Accumulates: every type, every reduction, element by element, exact when two write at once.
 
 use half::{bf16, f16};
-use transom_transport::{Access, Dtype, Error, Reduce};
+use transom_transport::{Access, Dtype, Error, PeerRegion, Reduce};
 
 use crate::pattern::Random;
 use crate::world::{World, contents, memory, reason, together};
@@ -147,8 +147,8 @@ pub async fn typed_elements_are_reduced_as_their_type(world: World) {
     let region = world.region(16, 0);
     let target = world.open(&region).await;
     for _ in 0..3 {
-        let call = || (*target).accumulate(4, &[1.5_f32, -2.0], Reduce::Sum);
-        call().unwrap();
+        let call = || PeerRegion::accumulate(&target, 4, &[1.5_f32, -2.0], Reduce::Sum);
+        target.patiently(call).await.unwrap();
     }
     target.flush().await.unwrap();
     let bytes = contents(&region);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use transom_transport::{Atomic, Error, Outcome};
+use transom_transport::{Access, Atomic, Dtype, Error, Outcome, Reduce};
 
 use crate::pattern;
 use crate::world::{World, contents, memory, reason, together};
@@ -114,6 +114,45 @@ pub async fn a_lost_put_is_told_once_and_its_signal_does_not_overtake_it(world: 
     assert!(matches!(reason(&error), Error::Stale { .. }), "{error:?}");
     // It was asked for, so it is not told again.
     target.flush().await.unwrap();
+}
+
+/// Only the target sees that an element of a part lies between two of the region: it refuses the accumulate, and what was
+/// sent behind it too, until a flush has told.
+pub async fn what_follows_an_operation_that_the_target_refused_waits_for_the_flush(world: World) {
+    let region = world.region(8192, 1);
+    let remote = region.export(4..8188, Access::ALL).unwrap();
+    let target = world.try_open(&world.initiator, &remote).await.unwrap();
+    let mut signalled = 0;
+    for round in 1..=50_u8 {
+        let refused = target.accumulate(0, &[1; 4096], Dtype::U64, Reduce::Sum).await;
+        let mut accepted = 0;
+        for i in 0..5 {
+            let put = target.put_signal(4096 + i * 8, &[round; 8], 0, 1).await;
+            accepted += u64::from(put.is_ok());
+            if let Err(error) = put {
+                assert_eq!(error.outcome(), Some(Outcome::NotApplied), "{error:?}");
+            }
+        }
+        let told = target.flush().await;
+        if refused.is_ok() {
+            let error = told.unwrap_err();
+            assert!(matches!(reason(&error), Error::Misaligned { .. }), "the first is told: {error:?}");
+            let bytes = contents(&region);
+            assert_eq!(region.signal(0).unwrap(), signalled, "no signal overtakes what was refused");
+            // Puts are not ordered among themselves: what was sent behind may have landed before.
+            assert!(bytes[4100..4140].iter().all(|b| *b == round - 1 || *b == round));
+        } else {
+            told.unwrap();
+            signalled += accepted;
+            assert_eq!(region.signal(0).unwrap(), signalled);
+        }
+        target.put_signal(4096, &[round; 40], 0, 1).await.unwrap();
+        target.flush().await.unwrap();
+        signalled += 1;
+        assert_eq!(region.signal(0).unwrap(), signalled);
+        assert_eq!(contents(&region)[4100..4140], [round; 40]);
+        assert!(contents(&region)[..4100].iter().all(|b| *b == 0));
+    }
 }
 
 pub async fn regions_fail_each_for_itself(world: World) {

@@ -254,16 +254,16 @@ pub async fn a_wait_that_runs_when_its_context_is_closed_ends(world: World) {
 
 pub async fn contexts_come_and_go_and_the_owner_keeps_serving(world: World) {
     let region = world.region(64, 1);
-    let remote = world.only(&world.remote(&region));
+    let remote = world.remote(&region);
+    let first = world.try_open(&world.initiator, &remote).await.unwrap();
+    let next = world.try_open(&world.second, &remote).await.unwrap();
     let World { owner, initiator, second, .. } = world;
     let mut count = 0;
-    for context in [initiator, second] {
-        let peer = context.connect_async(&remote).await.unwrap();
-        let target = peer.open_async(&remote).await.unwrap();
+    for (context, target) in [(initiator, first), (second, next)] {
         count += 1;
-        target.put_signal(0, &[count as u8; 64], 0, 1).unwrap();
-        target.flush_async().await.unwrap();
-        drop((context, peer, target));
+        target.put_signal(0, &[count as u8; 64], 0, 1).await.unwrap();
+        target.flush().await.unwrap();
+        drop((context, target));
         assert_eq!(region.signal(0).unwrap(), count);
         assert_eq!(contents(&region), [count as u8; 64]);
     }

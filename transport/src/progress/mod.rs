@@ -8,9 +8,11 @@
 pub(crate) mod alive;
 mod driver;
 mod page;
+mod seat;
 mod sleeper;
 mod waiting;
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ use std::time::{Duration, Instant};
 pub use alive::Alive;
 pub(crate) use driver::Driver;
 pub use page::Page;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
+use seat::{ParkedThread, Seat};
 use sleeper::Sleeper;
 use transom_registry::exposed::Bell;
 use transom_registry::{Error, Result, word};
@@ -45,12 +48,11 @@ pub enum Wait {
 
 /// Drives a context's transports and wakes who waits.
 pub struct Progress {
-    seat: Mutex<Vec<Completion>>,
+    seat: Seat<Vec<Completion>, ParkedThread>,
     transports: RwLock<Vec<Arc<dyn Transport>>>,
     sleeper: Sleeper,
     page: Arc<Page>,
     waiting: Waiting,
-    parked: Mutex<Vec<Thread>>,
     spin: Duration,
     wait: AtomicU32,
     default_timeout: Duration,
@@ -78,12 +80,11 @@ impl Progress {
         let sleeper = Sleeper::new()?;
         sleeper.add(page.bell_fd())?;
         Ok(Arc::new(Self {
-            seat: Mutex::default(),
+            seat: Seat::new(Vec::new()),
             transports: RwLock::default(),
             sleeper,
             page,
             waiting: Waiting::default(),
-            parked: Mutex::default(),
             spin,
             wait: AtomicU32::new(0),
             default_timeout,
@@ -172,7 +173,7 @@ impl Progress {
 
     /// `None`: somebody else has the seat.
     fn try_poll(&self) -> Option<bool> {
-        let mut seat = self.seat.try_lock()?;
+        let mut seat = self.seat.take()?;
         let work = self.poll_seated(&mut seat);
         let done = std::mem::take(&mut *seat);
         drop(seat);
@@ -251,7 +252,7 @@ impl Progress {
             return Ok(Some(output));
         }
         self.check_may_block(operation)?;
-        let _driving = Driving::begin(self);
+        let driving = Driving::begin(self);
         let since = Instant::now();
         let spin = self.spin_time().min(timeout);
         let mut round = 0_u32;
@@ -277,6 +278,7 @@ impl Progress {
                 });
             };
             let mut output = None;
+            driving.slept.set(true);
             self.sleep_once(&me, left, || match future.as_mut().poll(&mut task) {
                 Poll::Ready(ready) => {
                     output = Some(ready);
@@ -309,7 +311,7 @@ impl Progress {
         }
         self.check_may_block(operation)?;
         let me = ThreadWaker::current(&self.page);
-        let _driving = Driving::begin(self);
+        let driving = Driving::begin(self);
         let since = Instant::now();
         let spin = self.spin_time();
         loop {
@@ -322,6 +324,7 @@ impl Progress {
             if waited < spin {
                 std::hint::spin_loop();
             } else {
+                driving.slept.set(true);
                 self.sleep_once(&me, left.min(Duration::from_millis(1)), || false);
             }
         }
@@ -353,14 +356,13 @@ impl Progress {
     /// Sleeps once: on the descriptors if the seat is free, else parked. `look` is asked once more after everything is
     /// armed, so that nothing that came in between is slept through.
     fn sleep_once(&self, me: &Arc<ThreadWaker>, at_most: Duration, mut look: impl FnMut() -> bool) {
-        let Some(mut seat) = self.seat.try_lock() else {
-            self.parked.lock().push(me.thread.clone());
-            // The holder may have left before it could see us: look at the seat once more.
-            if self.seat.try_lock().is_none() && !me.woken.swap(false, Ordering::SeqCst) {
-                // Bounded: a seat that is taken for a single poll has no reason to wake us.
-                std::thread::park_timeout(at_most.min(Duration::from_millis(1)));
-            }
-            self.parked.lock().retain(|thread| thread.id() != me.thread.id());
+        let Some(mut seat) = self.seat.take() else {
+            self.seat.park(ParkedThread(me.thread.clone()), || {
+                if !me.woken.swap(false, Ordering::SeqCst) {
+                    // Bounded, since a wait with a deadline is.
+                    std::thread::park_timeout(at_most);
+                }
+            });
             return;
         };
         me.on_descriptors.store(true, Ordering::SeqCst);
@@ -377,29 +379,28 @@ impl Progress {
         self.deliver(done, work);
         self.scan();
     }
-
-    fn wake_one_parked(&self) {
-        if let Some(thread) = self.parked.lock().pop() {
-            thread.unpark();
-        }
-    }
 }
 
 /// While it lives, this thread drives and the driver thread does not.
-struct Driving<'a>(&'a Progress);
+struct Driving<'a> {
+    progress: &'a Progress,
+    slept: Cell<bool>,
+}
 
 impl<'a> Driving<'a> {
     fn begin(progress: &'a Progress) -> Self {
         progress.sleeper.begin_driving();
-        Self(progress)
+        Self { progress, slept: Cell::new(false) }
     }
 }
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        if self.0.sleeper.end_driving() {
-            self.0.wake_one_parked();
-        }
+        let progress = self.progress;
+        // Who spins waits again soon, most of the time; who slept does not mind the call.
+        let soon = self.slept.get() || !progress.waiting.is_empty() || !progress.is_polled();
+        progress.sleeper.end_driving(soon);
+        progress.seat.wake_one();
     }
 }
 

@@ -368,6 +368,10 @@ impl Lane {
         let Some(op) = self.ops.get_mut(&number) else { return };
         op.delivered = true;
         op.result = Err(match why {
+            // It follows from another one's failure still.
+            Error::Failed(failed) if op.arrived > 0 => {
+                Error::failed(op.name, Outcome::InDoubt, failed.failure.clone())
+            }
             _ if op.arrived > 0 => {
                 let failure = Failure::new(None, Cause::Refused(why.to_string()), "");
                 Error::failed(op.name, Outcome::InDoubt, failure)
