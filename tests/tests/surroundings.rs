@@ -1,5 +1,11 @@
 //! What surrounds a process: its variables, its limits, its namespaces, its forks, and those that came before it.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails where it cannot go on, and says what it skips"
+)]
+
 use std::ffi::CString;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,5 +1,7 @@
 //! Teams and windows between threads: every call, every transport, teams of several sizes.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where it cannot go on")]
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
