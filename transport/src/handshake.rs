@@ -363,10 +363,31 @@ pub async fn initiate<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    initiate_if(stream, secret, purpose, hello, |_| Ok(())).await
+}
+
+/// As [`initiate`], if the other side is the right one. If it is not, it learns nothing of us: to it, we were a stranger.
+///
+/// # Errors
+/// As for [`initiate`], and what `right` says.
+///
+/// # Cancel safety
+/// As for [`initiate`].
+pub async fn initiate_if<S>(
+    stream: &mut S,
+    secret: &Secret,
+    purpose: Purpose,
+    hello: &Hello,
+    right: impl FnOnce(&Hello) -> Result<()>,
+) -> Result<(Session, Hello)>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let (initiator, first) = Initiator::new(secret, purpose)?;
     stream.write_all(&first).await.map_err(|e| hung_up(&e))?;
     let second = receive(stream, secret).await?;
     let (session, theirs, third) = initiator.finish(&second, hello)?;
+    right(&theirs)?;
     stream.write_all(&third).await.map_err(|e| hung_up(&e))?;
     Ok((session, theirs))
 }

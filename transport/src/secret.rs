@@ -49,6 +49,18 @@ pub(crate) fn hash(parts: &[&[u8]]) -> Result<[u8; SIZE]> {
     Ok(out)
 }
 
+/// Whether a number is that of a descriptor that came from the parent: those that are made here are closed on exec.
+fn check_inherited(number: i32) -> Result<(), String> {
+    // SAFETY: it only asks for the flags of whatever the number names.
+    match unsafe { libc::fcntl(number, libc::F_GETFD) } {
+        flags if flags < 0 => {
+            Err(format!("no such descriptor was inherited: {}", std::io::Error::last_os_error()))
+        }
+        flags if flags & libc::FD_CLOEXEC != 0 => Err("this descriptor was not inherited".into()),
+        _ => Ok(()),
+    }
+}
+
 impl Secret {
     /// A new one.
     ///
@@ -150,7 +162,13 @@ impl Secret {
             return Self::from_inherited(&value.to_string_lossy());
         }
         if let Some(path) = std::env::var_os(FILE_VARIABLE) {
-            return Self::from_file(PathBuf::from(path));
+            return Self::from_file(PathBuf::from(&path)).map_err(|error| match error {
+                Error::Config { value, why, .. } => Error::Config { name: FILE_VARIABLE.into(), value, why },
+                Error::Malformed { why, .. } => {
+                    Error::Config { name: FILE_VARIABLE.into(), value: path.to_string_lossy().into(), why }
+                }
+                other => other,
+            });
         }
         Self::of_user()
     }
@@ -168,8 +186,9 @@ impl Secret {
             .ok()
             .filter(|n| *n > 2)
             .ok_or_else(|| fault("the number of a descriptor is expected"))?;
-        // SAFETY: the variable is the launcher's word that this descriptor is for us alone; it is taken once, here. A
-        // number that names nothing fails to be read.
+        check_inherited(number).map_err(|why| fault(&why))?;
+        // SAFETY: the descriptor is open, and was inherited: nothing in this process has made it. The variable is the
+        // launcher's word that it is for us alone; it is taken once, here.
         let fd = unsafe { OwnedFd::from_raw_fd(number) };
         let secret = Self::read(std::fs::File::from(fd)).map_err(|e| fault(&e.to_string()))?;
         *read = Some(secret.clone());

@@ -13,7 +13,7 @@ use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, Outcom
 use transom_transport::{Context, PeerRegion, Producers, Secret, Signals, Wait};
 
 use crate::Rank;
-use crate::environment::{MOST_RANKS, Meeting, Place};
+use crate::environment::{MOST_RANKS, Meeting, Place, STORE};
 use crate::store::{Store, StoreServer};
 
 /// Rounds of a barrier among [`MOST_RANKS`] ranks.
@@ -374,7 +374,13 @@ impl Team {
             Meeting::Alone => {}
             Meeting::Url(url) => {
                 let secret = Secret::from_env()?;
-                builder = builder.store(Store::open(&url, &secret, timeout)?).secret(secret);
+                let store = Store::open(&url, &secret, timeout).map_err(|error| match error {
+                    Error::Config { why, .. } | Error::Invalid { why, .. } => {
+                        Error::Config { name: STORE.into(), value: url.clone(), why }
+                    }
+                    other => other,
+                })?;
+                builder = builder.store(store).secret(secret);
             }
             Meeting::RankZero(address) => {
                 let secret = Secret::from_env()?;

@@ -137,7 +137,10 @@ impl WindowBuilder<'_> {
         } else {
             team.signals_from(&local, others)
         };
-        Ok(Window { team: team.clone(), number, routes, parts, local, signals })
+        let window = Window { team: team.clone(), number, routes, parts, local, signals };
+        // The way that barriers take is there from now on, whatever becomes scarce later.
+        team.barrier_async().await?;
+        Ok(window)
     }
 
     fn part(&self) -> Result<MemoryRegion> {
@@ -173,7 +176,9 @@ async fn agree<T>(
         if let Some(failed) = team.lost_error(BUILD) {
             return Err(failed);
         }
-        mine?;
+        if rank == team.rank() as usize {
+            mine?;
+        }
         let why = format!("rank {rank} could not: {}", String::from_utf8_lossy(&all[rank][1..]));
         return Err(Error::invalid(BUILD, why));
     }

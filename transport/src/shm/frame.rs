@@ -8,6 +8,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use rustix::process::{Resource, getrlimit};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 use transom_registry::{Error, Result};
@@ -55,12 +56,13 @@ pub(super) async fn send(stream: &UnixStream, message: &Message, fds: &[Borrowed
     Ok(())
 }
 
-/// Receives the next message and its descriptors, which are closed on exec. `None`: the other side hung up.
+/// Receives the next message and its descriptors, which are closed on exec. `None`: the other side hung up. No
+/// descriptors, where some belong to the message, when this process may not open that many.
 ///
 /// # Cancel safety
 /// None: the stream is of no use after a half-read frame.
 pub(super) async fn receive(stream: &UnixStream) -> Result<Option<(Message, Vec<OwnedFd>)>> {
-    let mut fds = Vec::new();
+    let mut fds = Received::default();
     let mut prefix = [0; PREFIX];
     if !fill(stream, &mut prefix, &mut fds).await? {
         return Ok(None);
@@ -78,6 +80,12 @@ pub(super) async fn receive(stream: &UnixStream) -> Result<Option<(Message, Vec<
         return Err(malformed("it is cut short"));
     }
     let message = Message::decode(kind, &body)?;
+    let Received { mut fds, cut } = fds;
+    if cut && count == message.fds() && fds.len() < count {
+        // Those that came are of no use without the others.
+        fds.clear();
+        return Ok(Some((message, fds)));
+    }
     if fds.len() != count || count != message.fds() {
         return Err(malformed(format!(
             "{} descriptors came with it, it announced {count}, {} belong to it",
@@ -88,8 +96,16 @@ pub(super) async fn receive(stream: &UnixStream) -> Result<Option<(Message, Vec<
     Ok(Some((message, fds)))
 }
 
+/// The descriptors that came so far.
+#[derive(Default)]
+struct Received {
+    fds: Vec<OwnedFd>,
+    /// The kernel closed some on their way, for this process may not have more.
+    cut: bool,
+}
+
 /// Fills a buffer. `false`: the other side hung up before the first byte.
-async fn fill(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<bool> {
+async fn fill(stream: &UnixStream, buffer: &mut [u8], received: &mut Received) -> Result<bool> {
     let mut done = 0;
     while done < buffer.len() {
         let got = stream
@@ -99,12 +115,14 @@ async fn fill(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) ->
                 let mut bytes = [IoSliceMut::new(&mut buffer[done..])];
                 let got = rustix::net::recvmsg(stream, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
                 for message in ancillary.drain() {
-                    if let RecvAncillaryMessage::ScmRights(received) = message {
-                        fds.extend(received);
+                    if let RecvAncillaryMessage::ScmRights(fds) = message {
+                        received.fds.extend(fds);
                     }
                 }
-                // The kernel closed what did not fit.
-                if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MOST_FDS {
+                // The kernel closed what did not fit: into our room for the largest message, or under our limit.
+                let cut = got.flags.contains(ReturnFlags::CTRUNC);
+                received.cut |= cut;
+                if received.fds.len() > MOST_FDS || (cut && received.fds.len() == MOST_FDS) {
                     return Ok(None);
                 }
                 Ok(Some(got.bytes))
@@ -123,7 +141,18 @@ async fn fill(stream: &UnixStream, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) ->
 }
 
 /// The one descriptor, or the two, of a message.
+///
+/// # Errors
+/// [`Error::Limit`] when they could not be received.
 pub(super) fn exactly<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N]> {
+    if fds.is_empty() {
+        let limit = getrlimit(Resource::Nofile).current;
+        let limit = limit.map_or_else(|| "unlimited".into(), |limit| limit.to_string());
+        return Err(Error::Limit {
+            what: format!("cannot receive {N} descriptors from a peer: {limit} open files (RLIMIT_NOFILE)"),
+            next: "raise it with ulimit -n".into(),
+        });
+    }
     fds.try_into()
         .map_err(|fds: Vec<_>| malformed(format!("{} descriptors where {N} are expected", fds.len())))
 }
