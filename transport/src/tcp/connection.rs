@@ -686,7 +686,7 @@ pub(crate) struct Link {
 
 impl Link {
     fn let_go(&self) {
-        if !self.closed.swap(true, Ordering::AcqRel) {
+        if !crate::fork::is_child() && !self.closed.swap(true, Ordering::AcqRel) {
             self.connection.release();
         }
     }

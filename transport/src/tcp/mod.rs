@@ -262,6 +262,9 @@ impl Transport for Tcp {
     }
 
     fn close(&self) {
+        if crate::fork::is_child() {
+            return;
+        }
         if let Some(listening) = self.listening.lock().take() {
             listening.abort();
         }
