@@ -225,6 +225,65 @@ impl Exposed {
         Ok(())
     }
 
+    /// Writes consecutive bytes of `from` to these parts, (offset, size) each, none of which ends beyond `end`: the range
+    /// and the right are checked once for all of them.
+    ///
+    /// # Errors
+    /// As for [`Exposed::write_from`].
+    ///
+    /// # Safety
+    /// - no part ends beyond `end`, and their sizes add up to `total`;
+    /// - `from` is valid for reads of `total` bytes and does not overlap any part.
+    pub unsafe fn write_parts(
+        &self,
+        parts: &[(u64, u64)],
+        end: u64,
+        mut from: *const u8,
+        total: usize,
+    ) -> Result<()> {
+        self.check_host("put", true)?;
+        self.check("put", 0, end)?;
+        let base = self.base.as_ptr();
+        for &(offset, size) in parts {
+            // SAFETY: the part is inside `end`, which is inside the range, and inside what is left of `from`: the caller's
+            // promise. The range is valid while `self.keep` lives.
+            unsafe {
+                copy::copy_part(base.add(offset as usize), from, size as usize, total);
+                from = from.add(size as usize);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads these parts, (offset, size) each, none of which ends beyond `end`, into consecutive bytes of `into`: the
+    /// range is checked once for all of them.
+    ///
+    /// # Errors
+    /// As for [`Exposed::read_into`].
+    ///
+    /// # Safety
+    /// - no part ends beyond `end`, and their sizes add up to `total`;
+    /// - `into` is valid for writes of `total` bytes and does not overlap any part.
+    pub unsafe fn read_parts(
+        &self,
+        parts: &[(u64, u64)],
+        end: u64,
+        mut into: *mut u8,
+        total: usize,
+    ) -> Result<()> {
+        self.check_host("get", false)?;
+        self.check("get", 0, end)?;
+        let base = self.base.as_ptr();
+        for &(offset, size) in parts {
+            // SAFETY: as in `write_parts`.
+            unsafe {
+                copy::copy_part(into, base.add(offset as usize), size as usize, total);
+                into = into.add(size as usize);
+            }
+        }
+        Ok(())
+    }
+
     /// Writes bytes at `offset`.
     ///
     /// # Errors
@@ -534,4 +593,97 @@ pub struct Locker {
     pub incarnation: Incarnation,
     /// How long it waits for a holder that lives.
     pub patience: Duration,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Host, Memory};
+
+    struct Silent(AtomicU32);
+
+    impl Bell for Silent {
+        fn asleep(&self) -> &AtomicU32 {
+            &self.0
+        }
+        fn ring(&self) {}
+    }
+
+    fn exposed(size: usize, writable: bool) -> Exposed {
+        let host = Host::new(size).unwrap();
+        let parts = Parts {
+            base: host.as_ptr(),
+            size,
+            kind: Kind::Host,
+            writable,
+            start: 0,
+            layout: Layout::new(size, 0),
+            header: None,
+            bell: Arc::new(Silent(AtomicU32::new(0))),
+            keep: Arc::new(host),
+        };
+        // SAFETY: memory of `size` bytes, kept, to which no reference exists; the layout is its.
+        unsafe { Exposed::new(parts) }
+    }
+
+    #[test]
+    fn parts_of_every_size_are_scattered_and_gathered_exactly() {
+        const SIZE: usize = 200_000;
+        let memory = exposed(SIZE, true);
+        let (mut parts, mut end) = (Vec::new(), 0);
+        for size in (1..=300).chain([511, 512, 513, 20_000, 40_000]) {
+            parts.push((end + size % 7, size));
+            end += size % 7 + size;
+        }
+        parts.reverse();
+        let total = parts.iter().map(|part| part.1).sum::<u64>() as usize;
+        let from: Vec<u8> = (0..total).map(|i| (i * 7 + i / 251) as u8 | 1).collect();
+        let mut model = vec![0; SIZE];
+        let mut at = 0;
+        for &(offset, size) in &parts {
+            model[offset as usize..][..size as usize].copy_from_slice(&from[at..at + size as usize]);
+            at += size as usize;
+        }
+        let (mut seen, mut back) = (vec![0; SIZE], vec![0; total]);
+        // SAFETY: the end and the total are those of the parts, and both buffers are of this test alone.
+        unsafe {
+            memory.write_parts(&parts, end, from.as_ptr(), total).unwrap();
+            memory.read_parts(&parts, end, back.as_mut_ptr(), total).unwrap();
+        }
+        memory.read(0, &mut seen).unwrap();
+        assert!(seen == model && back == from);
+    }
+
+    #[test]
+    fn parts_beyond_the_end_or_without_the_right_are_refused_before_the_first() {
+        let (memory, frozen) = (exposed(4096, true), exposed(4096, false));
+        let (parts, mut buffer) = ([(0, 8), (4090, 8)], [1; 16]);
+        // SAFETY: as above.
+        let refused = unsafe {
+            [
+                memory.write_parts(&parts, 4098, buffer.as_ptr(), 16),
+                memory.read_parts(&parts, 4098, buffer.as_mut_ptr(), 16),
+            ]
+        };
+        let range = |r: &Result<()>| matches!(r, Err(Error::OutOfRange { size: 4098, limit: 4096, .. }));
+        assert!(refused.iter().all(range), "{refused:?}");
+        assert_eq!((memory.load(0).unwrap(), buffer), (0, [1; 16]));
+        // SAFETY: as above.
+        let refused = unsafe { frozen.write_parts(&parts[..1], 8, buffer.as_ptr(), 8) };
+        assert!(matches!(refused, Err(Error::Access { .. })), "{refused:?}");
+        // SAFETY: as above.
+        unsafe { frozen.read_parts(&parts[..1], 8, buffer.as_mut_ptr(), 8) }.unwrap();
+        assert_eq!(buffer[..9], [0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    }
+
+    #[test]
+    fn a_range_whose_stripes_have_no_locks_offers_none() {
+        let memory = exposed(3 * 4096 + 1, true);
+        let all = memory.stripes().unwrap().unwrap();
+        assert_eq!((all.shift, all.start), (12, 0));
+        let part = memory.part("test", 5000, 100).unwrap().stripes().unwrap().unwrap();
+        assert_eq!((part.locks, part.start), (all.locks, 5000));
+        let beyond = Exposed { start: 4 * 4096, ..memory.part("test", 0, 1).unwrap() };
+        assert!(beyond.stripes().unwrap().is_none());
+    }
 }

@@ -1,7 +1,7 @@
 //! The conformance suite: what every transport has to do, told as cases that know none of them.
 //!
 //! A case is a function over a [`World`]: three contexts that reach each other by the transport under test only. Those
-//! in the topics of [`conformance`] never block, so that they run under a virtual clock too; those in
+//! in the topics of [`mod@conformance`] never block, so that they run under a virtual clock too; those in
 //! [`conformance::blocking`] and [`conformance::threads`] are for transports in real time. One line of [`conformance!`]
 //! makes a test of each case for one transport.
 #![forbid(unsafe_op_in_unsafe_fn)]

@@ -10,11 +10,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use transom::{Secret, StoreServer};
+use transom::{Secret, StoreServer, Team, TeamBuilder};
 
 use crate::process::{Ranks, Start};
 
 const PREFIX: &str = "transom-test";
+const TEAM: &str = "TRANSOM_TEST_TEAM";
 /// The switch's own address is the last one.
 const SWITCH: usize = 253;
 
@@ -36,6 +37,16 @@ pub struct Network {
     hosts: Vec<Family>,
     secret: Secret,
     server: Option<StoreServer>,
+    /// How many teams were started.
+    teams: AtomicU32,
+}
+
+/// The team of this rank.
+///
+/// # Errors
+/// As for [`Team::builder_from_env`].
+pub fn team() -> transom::Result<TeamBuilder> {
+    Ok(Team::builder_from_env()?.name(&std::env::var(TEAM).unwrap()))
 }
 
 /// The address of a host.
@@ -70,7 +81,8 @@ impl Network {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}-{}-{number}", std::process::id());
         let secret = Secret::random().unwrap();
-        let mut network = Self { name, hosts: hosts.to_vec(), secret, server: None };
+        let mut network =
+            Self { name, hosts: hosts.to_vec(), secret, server: None, teams: AtomicU32::new(0) };
         network.build();
         Some(network)
     }
@@ -89,8 +101,9 @@ impl Network {
         }
         self.secret.write_file(self.secret_file()).unwrap();
         let secret = self.secret.clone();
-        self.server =
-            Some(self.inside(SWITCH, || StoreServer::bind((v4(SWITCH), 0).into(), &secret).unwrap()));
+        self.server = Some(
+            self.inside(SWITCH, || StoreServer::bind((Ipv6Addr::UNSPECIFIED, 0).into(), &secret).unwrap()),
+        );
     }
 
     fn give(&self, host: usize, device: &str, family: Family) {
@@ -134,16 +147,17 @@ impl Network {
         })
     }
 
-    /// The job's secret.
+    /// The variable that gives the job's secret to a rank.
     #[must_use]
-    pub fn secret(&self) -> &Secret {
-        &self.secret
+    pub fn secret_variable(&self) -> (String, String) {
+        ("TRANSOM_SECRET_FILE".into(), self.secret_file().to_str().unwrap().to_owned())
     }
 
-    /// Where the store listens.
+    /// Where hosts with these addresses reach the store.
     #[must_use]
-    pub fn store(&self) -> SocketAddr {
-        self.server.as_ref().unwrap().address()
+    pub fn store(&self, family: Family) -> SocketAddr {
+        let port = self.server.as_ref().unwrap().address().port();
+        if family == Family::V6 { (v6(SWITCH), port).into() } else { (v4(SWITCH), port).into() }
     }
 
     /// The address of a host, IPv4 where it has one.
@@ -153,27 +167,35 @@ impl Network {
     }
 
     /// How rank `rank` of `size` is started on this host, by a team from the environment: `specs` are its transports,
-    /// in which `IP` stands for the host's address.
+    /// in which `HERE` stands for the host's address and any port.
     #[must_use]
     pub fn rank(&self, host: usize, rank: usize, size: usize, specs: &str) -> Start {
-        let specs =
-            specs.replace("IP", &SocketAddr::new(self.address(host), 0).to_string().replace(":0", ""));
+        let specs = specs.replace("HERE", &SocketAddr::new(self.address(host), 0).to_string());
         let under = vec!["nsenter".into(), format!("--net=/run/netns/{}", self.space(host))];
         let variables = [
             ("TRANSOM_RANK", rank.to_string()),
             ("TRANSOM_SIZE", size.to_string()),
-            ("TRANSOM_STORE", format!("tcp://{}", self.store())),
-            ("TRANSOM_SECRET_FILE", self.secret_file().to_str().unwrap().to_owned()),
+            ("TRANSOM_STORE", format!("tcp://{}", self.store(self.hosts[host]))),
             ("TRANSOM_TRANSPORTS", specs),
         ];
-        Start { under, variables: variables.map(|(name, value)| (name.to_owned(), value)).to_vec() }
+        let variables = variables.map(|(name, value)| (name.to_owned(), value)).into_iter();
+        Start { under, variables: variables.chain([self.secret_variable()]).collect() }
     }
 
     /// Starts one rank on each host, reached by tcp.
     #[must_use]
     pub fn start(&self, test: &str) -> Ranks {
         let size = self.hosts.len();
-        let starts: Vec<_> = (0..size).map(|host| self.rank(host, host, size, "tcp:IP:0")).collect();
+        self.start_each(test, (0..size).map(|host| self.rank(host, host, size, "tcp:HERE")).collect())
+    }
+
+    /// Starts the ranks of a team of its own, whose name [`team`] knows.
+    #[must_use]
+    pub fn start_each(&self, test: &str, mut starts: Vec<Start>) -> Ranks {
+        let number = self.teams.fetch_add(1, Ordering::Relaxed);
+        for start in &mut starts {
+            start.variables.push((TEAM.into(), number.to_string()));
+        }
         Ranks::start_each(test, &starts)
     }
 
@@ -259,6 +281,8 @@ fn remove_those_of_the_dead() {
         if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
             // Another test may do the same.
             let _ = Command::new("ip").args(["netns", "del", &name]).output();
+            let _ =
+                name.rsplit_once('-').map(|(name, _)| std::fs::remove_file(std::env::temp_dir().join(name)));
         }
     }
 }

@@ -5,12 +5,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a case fails by a panic that says where")]
 
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{RwLock, RwLockReadGuard};
-use transom::{Cause, Error, Failure, MemoryRegion, Outcome, Request, Team, Window};
-use transom_tests::network::Network;
+use transom::{
+    Access, Cause, Context, Error, Failure, MemoryRegion, Outcome, Reduce, RemoteRegion, Request, Team,
+    Window,
+};
+use transom_tests::network::{self, Family, Network};
 use transom_tests::process::{self, Me};
 use transom_tests::{pattern, usage};
 
@@ -29,7 +35,7 @@ fn beside_others() -> RwLockReadGuard<'static, ()> {
 
 /// A rank's team, from its environment, and a window with a part of this size at each rank.
 fn meet(size: usize) -> (Team, Window) {
-    let team = Team::from_env().unwrap();
+    let team = network::team().unwrap().build().unwrap();
     let window = Window::allocate(&team, size).unwrap();
     (team, window)
 }
@@ -540,4 +546,199 @@ fn lost_packets_are_not_a_lost_peer_and_change_no_byte() {
     network.mend(1);
     ranks.say("end");
     ranks.end_well();
+}
+
+/// Each rank puts, adds and accumulates at the other, and says the ways it goes.
+fn exchange(me: &Me) {
+    let (team, window) = meet(64 << 10);
+    let other = 1 - me.rank();
+    let bytes = pattern::bytes(32 << 10, u64::from(me.rank()));
+    for _ in 0..100 {
+        window.fetch_add(other, 40 << 10, 1).unwrap();
+        window.accumulate(other, 48 << 10, &[1_u64; 64], Reduce::Sum).unwrap();
+    }
+    window.put_signal(other, 0, &bytes, 0, 1).unwrap();
+    window.signal(0).unwrap().wait_at_least(1, process::PATIENCE).unwrap();
+    let mut seen = vec![0; 32 << 10];
+    window.local().read(0, &mut seen).unwrap();
+    assert_eq!(pattern::differs(&seen, u64::from(other)), None);
+    window.flush(other).unwrap();
+    team.barrier().unwrap();
+    assert_eq!(window.local().load(40 << 10).unwrap(), 100);
+    assert!((0..64).all(|i| window.local().load((48 << 10) + i * 8).unwrap() == 100));
+    let way = window.part(other).unwrap().explain();
+    for rank in 0..2 {
+        assert!(team.failure(rank).is_none(), "rank {rank}: {}", team.failure(rank).unwrap());
+    }
+    team.barrier().unwrap();
+    me.say(&way);
+}
+
+#[test]
+fn processes_in_other_namespaces_of_one_machine_find_a_way() {
+    if let Some(me) = process::rank() {
+        return exchange(&me);
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let test = "processes_in_other_namespaces_of_one_machine_find_a_way";
+    for apart in
+        [&["unshare", "--pid", "--ipc", "--fork", "--kill-child"][..], &["unshare", "--mount", "--ipc"]]
+    {
+        let start = |rank| {
+            let mut start = network.rank(rank, rank, 2, "shm,tcp:HERE");
+            start.under.extend(apart.iter().map(|word| (*word).to_owned()));
+            start
+        };
+        let mut ranks = network.start_each(test, vec![start(0), start(1)]);
+        let ways = ranks.hear();
+        eprintln!("{apart:?}: {ways:?}");
+        assert!(ways.iter().all(|way| way.starts_with("shm") || way.starts_with("tcp")), "{ways:?}");
+        ranks.end_well();
+    }
+}
+
+#[test]
+fn listeners_of_either_family_and_of_both_are_reached() {
+    if let Some(me) = process::rank() {
+        return exchange(&me);
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of_families(&[Family::V4, Family::V6, Family::Both, Family::Both]) else {
+        return;
+    };
+    let test = "listeners_of_either_family_and_of_both_are_reached";
+    for [(host, specs), (other_host, other_specs)] in [
+        [(1, "tcp:HERE"), (3, "tcp:[::]:0")],
+        [(1, "tcp:[::]:0"), (2, "tcp:[fd77::3]:0")],
+        [(0, "tcp:HERE"), (2, "tcp:[::]:0")],
+        [(0, "tcp:0.0.0.0:0"), (3, "tcp:0.0.0.0:0")],
+        [(2, "tcp:[::]:0"), (3, "tcp:[::]:0")],
+    ] {
+        let starts = [network.rank(host, 0, 2, specs), network.rank(other_host, 1, 2, other_specs)];
+        let mut ranks = network.start_each(test, starts.into());
+        let ways = ranks.hear();
+        eprintln!("{specs} and {other_specs}: {ways:?}");
+        ranks.end_well();
+    }
+}
+
+#[test]
+fn an_address_that_both_hosts_have_misleads_nobody() {
+    if let Some(me) = process::rank() {
+        return exchange(&me);
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let test = "an_address_that_both_hosts_have_misleads_nobody";
+    let mut starts = Vec::new();
+    for host in 0..2 {
+        // As balancers and container networks have it: one address on every host, found before all others.
+        network.ip(host, "addr add 10.88.0.1/32 dev lo");
+        starts.push(network.rank(host, host, 2, "tcp:0.0.0.0:4711"));
+    }
+    let mut ranks = network.start_each(test, starts);
+    eprintln!("{:?}", ranks.hear());
+    ranks.end_well();
+}
+
+#[test]
+fn strangers_in_crowds_keep_no_rank_out() {
+    const RANKS: usize = 3;
+    if let Some(mut me) = process::rank() {
+        // It listens before it meets anybody, and the strangers are there first.
+        let context = Context::builder().build().unwrap();
+        let address = context.addresses().into_iter().find_map(|a| Some(a.strip_prefix("tcp:")?.to_owned()));
+        me.say(&address.unwrap());
+        assert_eq!(me.hear(), "meet");
+        let team = network::team().unwrap().context(context).build().unwrap();
+        let window = Window::allocate(&team, 4096).unwrap();
+        window.put_signal((me.rank() + 1) % RANKS as u32, 0, b"in", 0, 1).unwrap();
+        window.signal(0).unwrap().wait_at_least(1, process::PATIENCE).unwrap();
+        team.barrier().unwrap();
+        return me.say(&format!("{} descriptors", usage::descriptors()));
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(RANKS + 1) else { return };
+    let starts = (0..RANKS).map(|host| network.rank(host, host, RANKS, "tcp:HERE")).collect();
+    let mut ranks = network.start_each("strangers_in_crowds_keep_no_rank_out", starts);
+    let mut doors: Vec<SocketAddr> = ranks.hear().iter().map(|address| address.parse().unwrap()).collect();
+    doors.push(network.store(Family::V4));
+    let crowd = if transom_tests::is_long() { 10_000 } else { 2000 };
+    let (enough, came) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        // One crowd comes from a host of its own, one from a host that has a rank too.
+        for host in [RANKS, 1] {
+            let (network, doors, enough, came) = (&network, &doors, &enough, &came);
+            scope.spawn(move || network.inside(host, || knock(doors, crowd, enough, came)));
+        }
+        let since = Instant::now();
+        while came.load(Ordering::Relaxed) < crowd / 4 {
+            assert!(since.elapsed() < process::PATIENCE, "the strangers do not get to the door");
+            std::thread::yield_now();
+        }
+        ranks.say("meet");
+        let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ranks.hear()));
+        enough.store(true, Ordering::Relaxed);
+        eprintln!("{:?}, {} strangers came", joined.unwrap(), came.load(Ordering::Relaxed));
+    });
+    ranks.end_well();
+}
+
+/// Strangers that say nothing, something else or the beginning of it, in bursts, until there were enough.
+fn knock(doors: &[SocketAddr], crowd: usize, enough: &AtomicBool, came: &AtomicUsize) {
+    const SAID: [&[u8]; 4] =
+        [b"", b"GET / HTTP/1.1\r\n\r\n", b"transom", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc"];
+    const BURST: usize = 100;
+    let mut known = 0;
+    while !enough.load(Ordering::Relaxed) || known < crowd {
+        let burst: Vec<TcpStream> = (0..BURST)
+            .filter_map(|i| {
+                let door = doors[(known + i) % doors.len()];
+                let mut stream = TcpStream::connect_timeout(&door, Duration::from_secs(2)).ok()?;
+                stream.write_all(SAID[(known + i) / doors.len() % SAID.len()]).ok()?;
+                Some(stream)
+            })
+            .collect();
+        known += BURST;
+        came.fetch_add(burst.len(), Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn another_job_at_the_address_is_named() {
+    if let Some(mut me) = process::rank() {
+        if me.rank() == 0 {
+            let context = Context::builder().build().unwrap();
+            let region = context.allocate(4096, 1).unwrap();
+            me.say(&region.remote(Access::ALL).unwrap().to_string());
+            assert_eq!(me.hear(), "end");
+            assert_eq!(region.signal(0).unwrap(), 0);
+        } else {
+            // Its store is the other job's too.
+            let error = network::team().unwrap_err();
+            me.say(&error.to_string());
+            let context = Context::builder().build().unwrap();
+            let remote: RemoteRegion = me.hear().parse().unwrap();
+            me.say(&context.connect(&remote).unwrap_err().to_string());
+        }
+        return;
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let Some(other_job) = Network::of(0) else { return };
+    let mut starts = vec![network.rank(0, 0, 2, "tcp:HERE"), network.rank(1, 1, 2, "tcp:HERE")];
+    starts[1].variables.push(other_job.secret_variable());
+    let mut ranks = network.start_each("another_job_at_the_address_is_named", starts);
+    let region = ranks[0].hear();
+    let at_the_store = ranks[1].hear();
+    eprintln!("{at_the_store}");
+    assert!(at_the_store.contains("another job"), "{at_the_store}");
+    ranks[1].say(&region);
+    let at_the_peer = ranks[1].hear();
+    eprintln!("{at_the_peer}");
+    assert!(at_the_peer.contains("another job"), "{at_the_peer}");
+    ranks[1].ends_well();
+    ranks[0].say("end");
+    ranks[0].ends_well();
 }

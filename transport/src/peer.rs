@@ -249,6 +249,7 @@ pub(crate) async fn connect(
     deadline: Instant,
 ) -> Result<Option<Arc<dyn Endpoint>>> {
     let mut last = None;
+    let mut definite = None;
     let mut any = false;
     let own: Vec<&String> = addresses
         .iter()
@@ -263,12 +264,13 @@ pub(crate) async fn connect(
         let attempt = transport.connect(address, incarnation, until);
         match context.clock().timeout(left, attempt).await {
             Some(Ok(endpoint)) => return Ok(Some(endpoint)),
-            Some(Err(error)) if is_final(&error) => return Err(error),
+            // Somebody else is there. The address may be one that several hosts have: the peer may be at the next.
+            Some(Err(error)) if is_final(&error) => definite = definite.or(Some(error)),
             Some(Err(error)) => last = Some(error),
             None => last = Some(expired(left, address)),
         }
     }
-    match last {
+    match definite.or(last) {
         Some(error) => Err(error),
         None if any => Err(expired(Duration::ZERO, "")),
         None => Ok(None),

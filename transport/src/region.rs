@@ -597,14 +597,9 @@ impl PeerRegion {
         self.check_list(OPERATION, list, from.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
-                let mut at = 0;
-                for &(offset, size) in list.parts() {
-                    let part = &from[at..at + size as usize];
-                    // SAFETY: `from` is valid, and apart from exposed memory, into which no reference exists.
-                    unsafe { exposed.write_from(offset, part.as_ptr(), part.len(), from.len())? };
-                    at += part.len();
-                }
-                Ok(())
+                // SAFETY: a list knows its end and its size, and `from` has this size (checked); it is valid, and apart from
+                // exposed memory, into which no reference exists.
+                unsafe { exposed.write_parts(list.parts(), list.end(), from.as_ptr(), from.len()) }
             }
             Way::Posted(endpoint, key) => {
                 let mut sent = false;
@@ -639,18 +634,10 @@ impl PeerRegion {
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_list_apart(OPERATION, &exposed, list, &from)?;
-                let (mut at, mut done) = (0, Ok(0));
-                for &(offset, size) in list.parts() {
-                    let part = from.as_ptr().wrapping_add(at);
-                    // SAFETY: the part is inside the slice, whose size is the list's (checked), and apart from the target.
-                    done =
-                        unsafe { exposed.write_from(offset, part, size as usize, from.size()) }.map(|()| 0);
-                    if done.is_err() {
-                        break;
-                    }
-                    at += size as usize;
-                }
-                self.resolved(OPERATION, done)
+                // SAFETY: a list knows its end and its size, and the slice has this size and is apart (checked).
+                let done =
+                    unsafe { exposed.write_parts(list.parts(), list.end(), from.as_ptr(), from.size()) };
+                self.resolved(OPERATION, done.map(|()| 0))
             }
             Way::Posted(endpoint, key) => {
                 self.list_request(OPERATION, &endpoint, list, &from, |parts, slice| Op {
@@ -675,14 +662,8 @@ impl PeerRegion {
         self.check_list(OPERATION, list, into.len())?;
         match way {
             Way::Mapped(exposed, ..) => {
-                let (mut at, total) = (0, into.len());
-                for &(offset, size) in list.parts() {
-                    let part = &mut into[at..at + size as usize];
-                    // SAFETY: as in `put_list`.
-                    unsafe { exposed.read_into(offset, part.as_mut_ptr(), part.len(), total)? };
-                    at += part.len();
-                }
-                Ok(())
+                // SAFETY: as in `put_list`.
+                unsafe { exposed.read_parts(list.parts(), list.end(), into.as_mut_ptr(), into.len()) }
             }
             Way::Posted(..) => {
                 self.may_wait(OPERATION)?;
@@ -710,17 +691,10 @@ impl PeerRegion {
         match way {
             Way::Mapped(exposed, ..) => {
                 self.check_list_apart(OPERATION, &exposed, list, &into)?;
-                let (mut at, mut done) = (0, Ok(0));
-                for &(offset, size) in list.parts() {
-                    let part = into.as_ptr().wrapping_add(at);
-                    // SAFETY: as in `put_list_from`.
-                    done = unsafe { exposed.read_into(offset, part, size as usize, into.size()) }.map(|()| 0);
-                    if done.is_err() {
-                        break;
-                    }
-                    at += size as usize;
-                }
-                self.resolved(OPERATION, done)
+                // SAFETY: as in `put_list_from`, and the slice may be written (checked).
+                let done =
+                    unsafe { exposed.read_parts(list.parts(), list.end(), into.as_ptr(), into.size()) };
+                self.resolved(OPERATION, done.map(|()| 0))
             }
             Way::Posted(endpoint, key) => {
                 self.list_request(OPERATION, &endpoint, list, &into, |parts, slice| Op {

@@ -5,8 +5,9 @@
 //! relaxed atomic. A race then gives stale or mixed bytes and nothing worse. One aligned element of 1, 2, 4 or 8 bytes
 //! is moved by one load and one store, so it is never torn.
 //!
-//! Three ranges of size: up to 256 bytes a few overlapping moves, above that aligned vector stores, and from
-//! [`STREAM`] bytes a transfer non-temporal ones, which do not read what they overwrite. No alignment is slow.
+//! Ranges of size: up to 256 bytes a few overlapping moves, above that aligned vector stores, and from [`STREAM`] bytes a
+//! transfer non-temporal ones, which do not read what they overwrite. Between what the first cache holds and those, some
+//! x86-64 processors have `rep movsb` instead, where both sides lie alike in their lines. No alignment is slow.
 //! On aarch64 this is the `memcpy` of the C library.
 
 #[cfg(any(miri, transom_loom, test))]

@@ -43,18 +43,50 @@ fn every_size_to_600_is_copied_exactly_at_every_phase_of_the_target() {
     }
 }
 
+/// Copies as this machine does, and as those that lack some of what it has.
+#[cfg(all(target_arch = "x86_64", not(any(miri, transom_loom))))]
+fn agrees_on_every_machine(size: usize, to_phase: usize, from_phase: usize) {
+    for machine in super::x86::machines() {
+        for stream in [false, true] {
+            // SAFETY: `agrees` passes buffers of `size` bytes.
+            agrees(size, to_phase, from_phase, |to, from, size| unsafe {
+                super::x86::copy_by(machine, to, from, size, stream);
+            });
+        }
+    }
+}
+
 #[test]
 #[cfg(all(target_arch = "x86_64", not(any(miri, transom_loom))))]
-fn machines_without_avx2_copy_the_same() {
-    for size in 257..600 {
-        for phase in 0..64 {
-            // SAFETY: `agrees` passes buffers of `size` bytes; all x86-64 has SSE2.
+fn lesser_machines_copy_the_same() {
+    for size in (0..70).chain(120..600) {
+        for phase in (0..64).step_by(9) {
+            agrees_on_every_machine(size, phase, (phase * 5 + size) % 64);
+            agrees_on_every_machine(size, phase, phase);
+        }
+    }
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", not(any(miri, transom_loom))))]
+fn copies_on_both_sides_of_the_switch_to_movsb_are_exact_whether_lines_lie_alike_or_not() {
+    use super::x86::MOVSB_FROM;
+    for size in [MOVSB_FROM - 65, MOVSB_FROM - 1, MOVSB_FROM, MOVSB_FROM + 1, MOVSB_FROM + 63, 2 * MOVSB_FROM]
+    {
+        for (to, from) in [(0, 0), (1, 1), (63, 63), (32, 32), (0, 1), (16, 0), (0, 32), (63, 0)] {
+            agrees_on_every_machine(size, to, from);
+        }
+    }
+}
+
+#[test]
+#[cfg(all(target_arch = "x86_64", not(any(miri, transom_loom))))]
+fn movsb_copies_exactly_wherever_it_is_slow_too() {
+    for size in 64..300 {
+        for phase in (0..64).step_by(5) {
+            // SAFETY: `agrees` passes buffers of `size` bytes, at least 64; all x86-64 has the instruction.
             agrees(size, phase, (phase * 5 + size) % 64, |to, from, size| unsafe {
-                super::x86::sse2(to, from, size);
-            });
-            // SAFETY: as above.
-            agrees(size, phase, (phase * 5 + size) % 64, |to, from, size| unsafe {
-                super::x86::sse2_stream(to, from, size);
+                super::x86::movsb(to, from, size);
             });
         }
     }

@@ -45,6 +45,7 @@ impl Driver {
                         _ = stopped.wait_for(|stop| *stop) => {}
                         () = drive(&progress) => {}
                         () = tick(&progress, &page) => {}
+                        () = keep_open(&progress) => {}
                     }
                 });
                 runtime.shutdown_background();
@@ -87,6 +88,12 @@ async fn drive(progress: &Weak<Progress>) {
         progress.drive();
         progress.sleeper.driver_looked();
     }
+}
+
+/// The sleeper is kept by the progress: it is asked again each time.
+async fn keep_open(progress: &Weak<Progress>) {
+    let Some(progress) = progress.upgrade() else { return };
+    progress.sleeper.keep_open().await;
 }
 
 async fn tick(progress: &Weak<Progress>, page: &Page) {

@@ -12,6 +12,7 @@ mod seat;
 mod sleeper;
 mod waiting;
 
+use std::cell::Cell;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -252,7 +253,7 @@ impl Progress {
             return Ok(Some(output));
         }
         self.check_may_block(operation)?;
-        let _driving = Driving::begin(self);
+        let driving = Driving::begin(self);
         let since = Instant::now();
         let spin = self.spin_time().min(timeout);
         let mut round = 0_u32;
@@ -278,6 +279,7 @@ impl Progress {
                 });
             };
             let mut output = None;
+            driving.slept.set(true);
             self.sleep_once(&me, left, || match future.as_mut().poll(&mut task) {
                 Poll::Ready(ready) => {
                     output = Some(ready);
@@ -310,7 +312,7 @@ impl Progress {
         }
         self.check_may_block(operation)?;
         let me = ThreadWaker::current(&self.page);
-        let _driving = Driving::begin(self);
+        let driving = Driving::begin(self);
         let since = Instant::now();
         let spin = self.spin_time();
         loop {
@@ -323,6 +325,7 @@ impl Progress {
             if waited < spin {
                 std::hint::spin_loop();
             } else {
+                driving.slept.set(true);
                 self.sleep_once(&me, left.min(Duration::from_millis(1)), || false);
             }
         }
@@ -380,20 +383,25 @@ impl Progress {
 }
 
 /// While it lives, this thread drives and the driver thread does not.
-struct Driving<'a>(&'a Progress);
+struct Driving<'a> {
+    progress: &'a Progress,
+    slept: Cell<bool>,
+}
 
 impl<'a> Driving<'a> {
     fn begin(progress: &'a Progress) -> Self {
         progress.sleeper.begin_driving();
-        Self(progress)
+        Self { progress, slept: Cell::new(false) }
     }
 }
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
-        if self.0.sleeper.end_driving() {
-            self.0.seat.wake_one();
-        }
+        let progress = self.progress;
+        // Who spins waits again soon, most of the time; who slept does not mind the call.
+        let soon = self.slept.get() || !progress.waiting.is_empty() || !progress.is_polled();
+        progress.sleeper.end_driving(soon);
+        progress.seat.wake_one();
     }
 }
 

@@ -5,18 +5,38 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
+use tokio::sync::Notify;
 use transom_registry::{Error, Result};
 
 /// Two epolls, one in the other. The inner one holds every descriptor that may bring work. The outer one holds only the
 /// inner one, one-shot, and is what the driver sleeps on: closing the gate takes the inner one off it with one call, so
 /// that the driver sleeps on while a waiting thread drives.
+///
+/// Opening and closing cost a third of a microsecond each, which is much beside a message on a socket. So a thread that
+/// waited by spinning leaves the gate closed for whoever waits next, and the driver opens it when nobody came for a
+/// [`LINGER`]: what arrives in between is applied that much later, once.
 #[derive(Debug)]
 pub(crate) struct Sleeper {
     inner: OwnedFd,
     outer: OwnedFd,
-    /// How many threads drive by themselves; the gate is open when there is none.
-    driving: Mutex<usize>,
+    gate: Mutex<Gate>,
+    /// Tells the driver that the gate was closed.
+    closed: Notify,
 }
+
+#[derive(Debug)]
+struct Gate {
+    open: bool,
+    /// How many threads drive by themselves.
+    driving: usize,
+    /// How many have ever begun.
+    begun: u64,
+}
+
+/// How long the gate may stay closed with nobody driving: once or twice this.
+const LINGER: Duration = Duration::from_millis(1);
+/// Longest pause between two looks at a gate that is closed for long.
+const LONGEST: Duration = Duration::from_millis(16);
 
 const DATA: epoll::EventData = epoll::EventData::new_u64(0);
 
@@ -26,7 +46,8 @@ impl Sleeper {
         let (inner, outer) = (make()?, make()?);
         epoll::add(&outer, &inner, DATA, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
             .map_err(|e| Error::io("nest an epoll", e))?;
-        Ok(Self { inner, outer, driving: Mutex::new(0) })
+        let gate = Mutex::new(Gate { open: true, driving: 0, begun: 0 });
+        Ok(Self { inner, outer, gate, closed: Notify::new() })
     }
 
     /// Adds a descriptor that becomes readable when there is work.
@@ -40,42 +61,70 @@ impl Sleeper {
         self.outer.as_fd()
     }
 
-    fn gate(&self, open: bool) {
+    fn set(&self, gate: &mut Gate, open: bool) {
         let flags = if open {
             epoll::EventFlags::IN | epoll::EventFlags::ONESHOT
         } else {
             epoll::EventFlags::empty()
         };
+        gate.open = open;
         // Both descriptors are ours and open: it cannot fail.
         let _ = epoll::modify(&self.outer, &self.inner, DATA, flags);
     }
 
     /// A thread drives from now on.
     pub(crate) fn begin_driving(&self) {
-        let mut driving = self.driving.lock();
-        *driving += 1;
-        if *driving == 1 {
-            self.gate(false);
+        let mut gate = self.gate.lock();
+        gate.driving += 1;
+        gate.begun += 1;
+        if gate.open {
+            self.set(&mut gate, false);
+            self.closed.notify_one();
         }
     }
 
-    /// A thread has stopped driving. Returns whether others go on.
-    pub(crate) fn end_driving(&self) -> bool {
-        let mut driving = self.driving.lock();
-        *driving -= 1;
-        if *driving == 0 {
-            self.gate(true);
+    /// A thread has stopped driving. `soon`: the driver is to see what comes from now on; else it may be late once.
+    pub(crate) fn end_driving(&self, soon: bool) {
+        let mut gate = self.gate.lock();
+        gate.driving -= 1;
+        if gate.driving == 0 && soon && !gate.open {
+            self.set(&mut gate, true);
         }
-        *driving != 0
     }
 
     /// The driver has looked: it wants to be woken again, unless others drive.
     pub(crate) fn driver_looked(&self) {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: DATA }];
         let _ = epoll::wait(&self.outer, &mut events, Some(&Timespec::default()));
-        let driving = self.driving.lock();
-        if *driving == 0 {
-            self.gate(true);
+        let mut gate = self.gate.lock();
+        if gate.open {
+            self.set(&mut gate, true);
+        }
+    }
+
+    /// Opens the gate whenever nobody drives any more: a task of the driver's.
+    pub(crate) async fn keep_open(&self) {
+        loop {
+            self.closed.notified().await;
+            let (mut pause, mut seen) = (LINGER, None);
+            loop {
+                tokio::time::sleep(pause).await;
+                let mut gate = self.gate.lock();
+                if gate.open {
+                    break;
+                }
+                if gate.driving > 0 {
+                    // Whoever sleeps there opens the gate when it leaves: looking often would be for nothing.
+                    pause = (pause * 2).min(LONGEST);
+                    seen = None;
+                } else if seen == Some(gate.begun) {
+                    self.set(&mut gate, true);
+                    break;
+                } else {
+                    pause = LINGER;
+                    seen = Some(gate.begun);
+                }
+            }
         }
     }
 

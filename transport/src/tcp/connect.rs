@@ -14,7 +14,7 @@ use transom_registry::{Error, Incarnation, Result, Stale};
 use super::connection::Link;
 use super::{Shared, listen, options};
 use crate::backend::{Endpoint, Pending};
-use crate::handshake::{self, Purpose};
+use crate::handshake::{self, Hello, Purpose};
 
 /// Pauses between attempts.
 const SHORTEST: Duration = Duration::from_millis(5);
@@ -22,8 +22,8 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// How long a refusal of a peer that is known by its incarnation may last: it listened before anybody could know that, so
 /// it is gone, or its host is short of room for a moment.
 const KNOWN: Duration = Duration::from_secs(1);
-/// How often a hang-up during the handshake is taken for the other side's crowd of strangers.
-const HANG_UPS: u32 = 4;
+/// How long hang-ups during the handshake are taken for the other side's crowd of strangers.
+const CROWD: Duration = Duration::from_secs(5);
 
 /// Ends its task when it is dropped.
 struct Task(JoinHandle<Result<Link>>);
@@ -68,12 +68,8 @@ async fn connect(
         why: format!("{address:?} is not tcp:HOST:PORT"),
     })?;
     let until = tokio::time::Instant::from_std(deadline);
+    let begun = tokio::time::Instant::now();
     let mut pause = SHORTEST;
-    let mut hang_ups = 0;
-    let patient = match peer {
-        Some(_) => until.min(tokio::time::Instant::now() + KNOWN),
-        None => until,
-    };
     loop {
         let attempt = tokio::time::timeout_at(until, attempt(&shared, host, port, peer)).await;
         let error = match attempt {
@@ -81,13 +77,14 @@ async fn connect(
             Ok(Err(error)) => error,
             Err(_) => return Err(silent(&address)),
         };
-        hang_ups += u32::from(matches!(error, Error::Auth { .. }));
-        let again = match &error {
-            Error::Io { errno, .. } => is_passing(*errno),
-            Error::Auth { .. } => hang_ups < HANG_UPS,
-            _ => false,
+        let patient = match &error {
+            Error::Io { errno, .. } if is_passing(*errno) && peer.is_none() => until,
+            Error::Io { errno, .. } if is_passing(*errno) => until.min(begun + KNOWN),
+            error if handshake::is_hang_up(error) => until.min(begun + CROWD),
+            Error::Expired { .. } => until,
+            _ => return Err(error),
         };
-        if !again || tokio::time::Instant::now() + pause >= patient {
+        if tokio::time::Instant::now() + pause >= patient {
             return Err(error);
         }
         tokio::time::sleep(pause).await;
@@ -118,28 +115,34 @@ async fn attempt(shared: &Shared, host: &str, port: u16, peer: Option<Incarnatio
     let mut stream = TcpStream::connect((host, port)).await.map_err(fail)?;
     let _ = stream.set_nodelay(true);
     let hello = shared.hello();
-    let meet = handshake::initiate(&mut stream, &shared.around.host.secret, Purpose::Tcp, &hello);
+    let secret = &shared.around.host.secret;
+    let right = |theirs: &Hello| identify(theirs, peer).map(drop);
+    let meet = handshake::initiate_if(&mut stream, secret, Purpose::Tcp, &hello, right);
     let (session, theirs) = match tokio::time::timeout(listen::PATIENCE, meet).await {
         Ok(met) => met?,
         Err(_) => return Err(silent(&format!("{host}:{port}"))),
     };
-    let found = theirs.incarnation.ok_or_else(|| Error::Malformed {
-        what: "hello",
-        why: "a peer without an incarnation has no regions".into(),
-    })?;
-    if let Some(peer) = peer
-        && peer != found
-    {
-        return Err(Error::Stale {
-            operation: "connect",
-            what: Stale::Incarnation,
-            held: peer.as_u64(),
-            current: found.as_u64(),
-        });
-    }
+    let found = identify(&theirs, peer)?;
     let connection = shared.adopt(stream, &session, found)?;
     connection.take_up().ok_or_else(|| match connection.failure() {
         Some(failure) => Error::failed("connect", transom_registry::Outcome::NotApplied, failure.clone()),
         None => Error::Closed { operation: "connect", what: "connection" },
     })
+}
+
+/// Who is there, if it is this peer.
+fn identify(theirs: &Hello, peer: Option<Incarnation>) -> Result<Incarnation> {
+    let found = theirs.incarnation.ok_or_else(|| Error::Malformed {
+        what: "hello",
+        why: "a peer without an incarnation has no regions".into(),
+    })?;
+    match peer {
+        Some(peer) if peer != found => Err(Error::Stale {
+            operation: "connect",
+            what: Stale::Incarnation,
+            held: peer.as_u64(),
+            current: found.as_u64(),
+        }),
+        _ => Ok(found),
+    }
 }

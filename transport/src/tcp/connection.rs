@@ -67,8 +67,10 @@ pub(crate) struct Connection {
     out: Mutex<Out>,
     incoming: Mutex<Incoming>,
     failure: OnceLock<Arc<Failure>>,
-    /// When bytes came last, in milliseconds.
+    /// When bytes came last, in milliseconds, as far as ticks have looked.
     heard: AtomicU64,
+    /// Bytes came since the last tick.
+    fresh: AtomicBool,
     /// Something waits to be written.
     unsent: AtomicBool,
 }
@@ -143,6 +145,7 @@ impl Connection {
             )),
             failure: OnceLock::new(),
             heard: AtomicU64::new(0),
+            fresh: AtomicBool::new(false),
             unsent: AtomicBool::new(false),
         });
         connection.hear();
@@ -203,7 +206,7 @@ impl Connection {
         let mut moved = turn.moved;
         if turn.moved > 0 || self.unsent.load(Ordering::Relaxed) {
             if turn.moved > 0 {
-                self.hear();
+                self.fresh.store(true, Ordering::Relaxed);
             }
             let mut out = self.out.lock();
             if turn.ack > out.queue.last() {
@@ -318,7 +321,7 @@ impl Connection {
         }
         let now = self.now();
         let since = |then: u64| Duration::from_millis(now.saturating_sub(then));
-        if late {
+        if self.fresh.swap(false, Ordering::Relaxed) || late {
             self.hear();
         }
         let mut out = self.out.lock();
@@ -686,7 +689,8 @@ pub(crate) struct Link {
 
 impl Link {
     fn let_go(&self) {
-        if !crate::fork::is_child() && !self.closed.swap(true, Ordering::AcqRel) {
+        // A fork shares the stream, and must not end it for its parent.
+        if !self.closed.swap(true, Ordering::AcqRel) && !crate::fork::is_child() {
             self.connection.release();
         }
     }
@@ -736,6 +740,9 @@ impl Endpoint for Link {
     }
 
     fn detach(&self, key: u64) {
+        if crate::fork::is_child() {
+            return;
+        }
         let mut out = self.connection.out.lock();
         if out.over.is_none() {
             let header = Header { handle: key as u32, ..Header::new(Opcode::Detach) };

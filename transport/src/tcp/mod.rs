@@ -4,6 +4,10 @@
 //! on a plain socket. Each frame is a header with a checksum of its own and a payload, which is received straight into
 //! the region that it is for. The two sides of a connection are alike: either numbers its operations, and the other
 //! acknowledges the last one that it applied, in the header of whatever it sends next.
+//!
+//! Registered memory is copied and summed before it is sent, so whoever changes it meanwhile changes what arrives, and
+//! nothing else. A large payload is received in place and summed there: a program that writes to the same bytes at the
+//! same moment makes it look damaged, which closes the connection.
 
 mod connect;
 mod connection;

@@ -30,6 +30,31 @@ fn another_incarnation_at_the_address_is_stale() {
 }
 
 #[test]
+fn an_address_at_which_somebody_else_is_leads_on_to_the_next() {
+    let secret = Secret::random().unwrap();
+    let [owner, user, third] = [(); 3].map(|()| context(&secret, "tcp"));
+    let another_job = context(&Secret::random().unwrap(), "tcp");
+    let region = owner.allocate(64, 1).unwrap();
+    let mut remote = remote(&region, Access::ALL);
+    // Such addresses are the same on several hosts: there are the peer, others of this job, others, and we.
+    for somebody in [&third, &another_job, &user] {
+        remote.addresses.insert(0, format!("tcp:{}", place(somebody)));
+    }
+    let part = user.connect(&remote).unwrap().open(&remote).unwrap();
+    part.put_signal(0, b"found", 0, 1).unwrap();
+    part.flush().unwrap();
+    assert_eq!(region.signal(0).unwrap(), 1);
+    // Whoever was met by mistake has lost nobody.
+    let own = third.allocate(64, 1).unwrap();
+    let back = open(&user, &own);
+    back.put(0, b"x").unwrap();
+    back.flush().unwrap();
+    for one in [&third, &user, &owner] {
+        assert!(one.failure_of(user.incarnation()).is_none(), "{:?}", one.failure_of(user.incarnation()));
+    }
+}
+
+#[test]
 fn half_open_connections_and_a_browser_keep_no_peer_out() {
     let (owner, user) = pair();
     let region = owner.allocate(64, 1).unwrap();
