@@ -136,7 +136,8 @@ impl Progress {
 
     /// Whether any transport has to be polled at the moment.
     pub(crate) fn is_polled(&self) -> bool {
-        self.transports.read().iter().any(|transport| transport.needs_poll())
+        // In a forked child what comes in is the parent's.
+        !crate::fork::is_child() && self.transports.read().iter().any(|transport| transport.needs_poll())
     }
 
     /// Waits for `over` in the cheapest way: spinning, driving where there is something to drive, for as long as a sleep
