@@ -41,8 +41,11 @@ const MOST_REPLIES: usize = 1 << 17;
 const PING: Duration = Duration::from_millis(250);
 /// How long a peer may say nothing.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How recently the kernel of a frozen process has acknowledged something.
+/// How recently the kernel of a frozen process has acknowledged something,
 const RECENT: Duration = Duration::from_millis(1000);
+/// or how long, in milliseconds, it went on to do so after the process fell silent: of a stopped process with a full
+/// window it is asked after 0.2, 0.6 and 1.4 s only, and it does not answer twice within half a second.
+const OUTLIVED: u64 = 600;
 
 /// What a connection needs of its transport.
 #[derive(Debug)]
@@ -340,13 +343,11 @@ impl Connection {
     fn fail_silent(&self) {
         let silent = self.now().saturating_sub(self.heard.load(Ordering::Relaxed));
         let observed = format!("nothing came for {silent} ms");
-        match self.socket.heard() {
-            Some(heard) if heard.ack < RECENT => {
-                let kernel = heard.ack.as_millis();
-                self.fail(Cause::Frozen, format!("{observed}, its kernel acknowledged {kernel} ms ago"));
-            }
-            _ => self.fail(Cause::HostUnreachable, observed),
-        }
+        let Some(heard) = self.socket.heard() else { return self.fail(Cause::HostUnreachable, observed) };
+        let kernel = heard.ack.as_millis() as u64;
+        let observed = format!("{observed}, its kernel acknowledged {kernel} ms ago");
+        let frozen = heard.ack < RECENT || silent.saturating_sub(kernel) >= OUTLIVED;
+        self.fail(if frozen { Cause::Frozen } else { Cause::HostUnreachable }, observed);
     }
 
     /// Does what is due by time.
