@@ -69,6 +69,8 @@ struct Shared {
     connections: RwLock<Vec<Arc<Connection>>>,
     /// How many there are.
     living: AtomicUsize,
+    /// Somebody polls all the time: no socket is watched.
+    polled: AtomicBool,
     next: AtomicU64,
     closed: AtomicBool,
     ticked: Mutex<Option<Instant>>,
@@ -101,6 +103,7 @@ impl Tcp {
             addresses: reachable(&options, bound),
             connections: RwLock::default(),
             living: AtomicUsize::new(0),
+            polled: AtomicBool::new(false),
             next: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             ticked: Mutex::default(),
@@ -155,6 +158,9 @@ impl Shared {
         let mut connections = self.connections.write();
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed { operation: "connect", what: "context" });
+        }
+        if !self.polled.load(Ordering::SeqCst) {
+            connection.set_watched(true)?;
         }
         connections.push(connection.clone());
         self.living.store(connections.len(), Ordering::Release);
@@ -226,7 +232,7 @@ impl Transport for Tcp {
         let mut moved = 0;
         {
             let connections = shared.connections.read();
-            if connections.len() <= TRIED {
+            if connections.len() <= TRIED || shared.polled.load(Ordering::SeqCst) {
                 moved += connections.iter().map(|c| c.poll(done)).sum::<usize>();
             } else {
                 let none =
@@ -251,6 +257,26 @@ impl Transport for Tcp {
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.shared.around.epoll.as_fd())
+    }
+
+    fn arm(&self) -> Result<bool> {
+        if self.shared.polled.swap(false, Ordering::SeqCst) {
+            for connection in self.shared.connections.read().iter() {
+                connection.set_watched(true)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn disarm(&self) {
+        let connections = self.shared.connections.read();
+        // Many are found by what the epoll says.
+        if connections.len() <= TRIED && !self.shared.polled.swap(true, Ordering::SeqCst) {
+            for connection in connections.iter() {
+                // One that stays watched costs a little, and nothing else.
+                let _ = connection.set_watched(false);
+            }
+        }
     }
 
     fn tick(&self, now: Instant) -> Option<Instant> {
