@@ -385,8 +385,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Failed`] when it was lost before; [`Error::Unreachable`] with what was tried; [`Error::Auth`];
-    /// [`Error::Stale`] when another life answers there;
-    /// [`Error::Expired`].
+    /// [`Error::Stale`] when another life answers there; [`Error::Expired`].
     pub fn connect(&self, region: &RemoteRegion) -> Result<Peer> {
         self.0.block("connect", self.0.timeout, self.connect_async(region))?
     }
