@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use transom_registry::{
-    Error, Failure, Foreign, Host as HostMemory, Incarnation, Memory, MemoryRegion, Registry, RemoteRegion,
-    Result,
+    Error, Failure, Foreign, Host as HostMemory, Incarnation, Memory, MemoryRegion, Outcome, Registry,
+    RemoteRegion, Result,
 };
 
 use crate::backend::{Host, Transport};
@@ -384,8 +384,8 @@ impl Context {
     /// Connects to the process that owns a region, over the first transport that works.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] with what was tried; [`Error::Auth`]; [`Error::Stale`] when another life answers there;
-    /// [`Error::Expired`].
+    /// [`Error::Failed`] when it was lost before; [`Error::Unreachable`] with what was tried; [`Error::Auth`];
+    /// [`Error::Stale`] when another life answers there; [`Error::Expired`].
     pub fn connect(&self, region: &RemoteRegion) -> Result<Peer> {
         self.0.block("connect", self.0.timeout, self.connect_async(region))?
     }
@@ -433,6 +433,10 @@ impl Context {
         }
         for (name, error) in &self.0.unusable {
             tried.push(format!("{name}: {error}"));
+        }
+        // Who was lost before is not found again: that is the reason.
+        if let Some(failure) = self.failure_of(incarnation) {
+            return Err(Error::failed(OPERATION, Outcome::NotApplied, failure));
         }
         Err(Error::Unreachable { peer: format!("incarnation {incarnation}"), tried: tried.join("; ") })
     }
