@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use transom_registry::{
-    Error, Failure, Foreign, Host as HostMemory, Incarnation, Memory, MemoryRegion, Outcome, Registry,
-    RemoteRegion, Result,
+    Error, Failure, Foreign, Host as HostMemory, Incarnation, Memory, MemoryRegion, Registry, RemoteRegion,
+    Result,
 };
 
 use crate::backend::{Host, Transport};
@@ -433,10 +433,6 @@ impl Context {
         }
         for (name, error) in &self.0.unusable {
             tried.push(format!("{name}: {error}"));
-        }
-        // Who was lost before is not found again: that is the reason.
-        if let Some(failure) = self.failure_of(incarnation) {
-            return Err(Error::failed(OPERATION, Outcome::NotApplied, failure));
         }
         Err(Error::Unreachable { peer: format!("incarnation {incarnation}"), tried: tried.join("; ") })
     }

@@ -1,7 +1,8 @@
 //! How two processes prove the job's secret to each other before anything that one says is believed by the other.
 //!
 //! Noise `NNpsk0` in three messages: the initiator's key, the responder's key and hello, the initiator's hello. The third
-//! is under the session's keys, so that a replayed first message gives nothing. Each message on the stream is a prefix of
+//! is under the session's keys, so that a replayed first message gives nothing. A welcome follows, empty and sealed: until
+//! it comes, the initiator was not let in. Each message on the stream is a prefix of
 //! 14 bytes (the magic word, the version, the job's public name, the size) and at most [`MOST`] bytes. Nothing here does
 //! I/O but the two helpers for async streams at the end.
 
@@ -336,13 +337,19 @@ pub async fn receive<S: AsyncRead + Unpin>(stream: &mut S, secret: &Secret) -> R
     Ok(body)
 }
 
+const HUNG_UP: &str = "it hung up during the handshake (is the secret the same on both sides?)";
+
+/// Whether the other side hung up without a word. Another job's says so first: it may have had no room for strangers.
+#[must_use]
+pub fn is_hang_up(error: &Error) -> bool {
+    matches!(error, Error::Auth { why, .. } if why == HUNG_UP)
+}
+
 fn hung_up(error: &std::io::Error) -> Error {
     match error.kind() {
         std::io::ErrorKind::UnexpectedEof
         | std::io::ErrorKind::ConnectionReset
-        | std::io::ErrorKind::BrokenPipe => {
-            auth("it hung up during the handshake (is the secret the same on both sides?)")
-        }
+        | std::io::ErrorKind::BrokenPipe => auth(HUNG_UP),
         _ => Error::Io { action: "shake hands".into(), errno: error.raw_os_error().unwrap_or(0) },
     }
 }
@@ -386,9 +393,10 @@ where
     let (initiator, first) = Initiator::new(secret, purpose)?;
     stream.write_all(&first).await.map_err(|e| hung_up(&e))?;
     let second = receive(stream, secret).await?;
-    let (session, theirs, third) = initiator.finish(&second, hello)?;
+    let (mut session, theirs, third) = initiator.finish(&second, hello)?;
     right(&theirs)?;
     stream.write_all(&third).await.map_err(|e| hung_up(&e))?;
+    session.open(&receive(stream, secret).await?)?;
     Ok((session, theirs))
 }
 
@@ -426,11 +434,35 @@ pub async fn respond<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
+    respond_noting(stream, secret, purpose, hello, || ()).await
+}
+
+/// As [`respond`]; calls `spoke` when the first message was made with the secret, though it may be an old recording.
+///
+/// # Errors
+/// As for [`initiate`].
+///
+/// # Cancel safety
+/// As for [`initiate`]. Nothing is awaited behind the welcome: whoever got it was let in.
+pub async fn respond_noting<S>(
+    stream: &mut S,
+    secret: &Secret,
+    purpose: Purpose,
+    hello: &Hello,
+    spoke: impl FnOnce(),
+) -> Result<(Session, Hello)>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
     let first = receive_first(stream, secret).await?;
     let (responder, second) = Responder::new(secret, purpose, &first, hello)?;
+    spoke();
     stream.write_all(&second).await.map_err(|e| hung_up(&e))?;
     let third = receive(stream, secret).await?;
-    responder.finish(&third)
+    let (mut session, theirs) = responder.finish(&third)?;
+    let welcome = frame(secret, &session.seal(&[])?)?;
+    stream.write_all(&welcome).await.map_err(|e| hung_up(&e))?;
+    Ok((session, theirs))
 }
 
 /// Feeds arbitrary bytes to a responder, for the fuzzer.

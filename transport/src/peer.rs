@@ -39,6 +39,10 @@ impl fmt::Debug for Peer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // In a forked child the connections are the parent's.
+        if crate::fork::is_child() {
+            return;
+        }
         for endpoint in self.endpoints.lock().drain(..) {
             endpoint.close();
         }

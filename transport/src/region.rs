@@ -79,6 +79,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if crate::fork::is_child() {
+            return;
+        }
         self.close_route();
         if let Way::Mapped(_, endpoint, key) | Way::Posted(endpoint, key) = &*self.way.read() {
             endpoint.detach(*key);
@@ -727,6 +730,7 @@ impl PeerRegion {
     /// # Errors
     /// As for [`PeerRegion::flush`]; the region is closed in any case.
     pub fn close(&self) -> Result<()> {
+        crate::fork::check("close")?;
         let flushed =
             if matches!(*self.shared.way.read(), Way::Closed) { return Ok(()) } else { self.flush() };
         self.shared.close();

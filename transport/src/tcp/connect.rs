@@ -22,8 +22,8 @@ const LONGEST: Duration = Duration::from_millis(200);
 /// How long a refusal of a peer that is known by its incarnation may last: it listened before anybody could know that, so
 /// it is gone, or its host is short of room for a moment.
 const KNOWN: Duration = Duration::from_secs(1);
-/// How often a hang-up during the handshake is taken for the other side's crowd of strangers.
-const HANG_UPS: u32 = 4;
+/// How long hang-ups during the handshake are taken for the other side's crowd of strangers.
+const CROWD: Duration = Duration::from_secs(5);
 
 /// Ends its task when it is dropped.
 struct Task(JoinHandle<Result<Link>>);
@@ -68,12 +68,8 @@ async fn connect(
         why: format!("{address:?} is not tcp:HOST:PORT"),
     })?;
     let until = tokio::time::Instant::from_std(deadline);
+    let begun = tokio::time::Instant::now();
     let mut pause = SHORTEST;
-    let mut hang_ups = 0;
-    let patient = match peer {
-        Some(_) => until.min(tokio::time::Instant::now() + KNOWN),
-        None => until,
-    };
     loop {
         let attempt = tokio::time::timeout_at(until, attempt(&shared, host, port, peer)).await;
         let error = match attempt {
@@ -81,13 +77,14 @@ async fn connect(
             Ok(Err(error)) => error,
             Err(_) => return Err(silent(&address)),
         };
-        hang_ups += u32::from(matches!(error, Error::Auth { .. }));
-        let again = match &error {
-            Error::Io { errno, .. } => is_passing(*errno),
-            Error::Auth { .. } => hang_ups < HANG_UPS,
-            _ => false,
+        let patient = match &error {
+            Error::Io { errno, .. } if is_passing(*errno) && peer.is_none() => until,
+            Error::Io { errno, .. } if is_passing(*errno) => until.min(begun + KNOWN),
+            error if handshake::is_hang_up(error) => until.min(begun + CROWD),
+            Error::Expired { .. } => until,
+            _ => return Err(error),
         };
-        if !again || tokio::time::Instant::now() + pause >= patient {
+        if tokio::time::Instant::now() + pause >= patient {
             return Err(error);
         }
         tokio::time::sleep(pause).await;

@@ -1,8 +1,9 @@
-//! Takes connections on: bounded strangers, of whom the oldest go first, so that a peer always gets in.
+//! Takes connections on: bounded strangers, of whom the silent and the oldest go first, so that a peer always gets in.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ struct Strangers(VecDeque<Stranger>);
 #[derive(Debug)]
 struct Stranger {
     source: IpAddr,
+    /// Has said something that takes the secret, though it may be an old recording.
+    spoke: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
@@ -62,13 +65,14 @@ impl Strangers {
     /// Makes room for one more from there.
     fn make_room(&mut self, source: IpAddr) {
         self.0.retain(|s| !s.task.is_finished());
-        let same = |s: &Stranger| s.source == source;
-        let oldest = if self.0.iter().filter(|s| same(s)).count() >= MOST_OF_ONE {
-            self.0.iter().position(same)
-        } else {
-            (self.0.len() >= MOST).then_some(0)
-        };
-        if let Some(stranger) = oldest.and_then(|at| self.0.remove(at)) {
+        let of_one = self.0.iter().filter(|s| s.source == source).count();
+        if of_one < MOST_OF_ONE && self.0.len() < MOST {
+            return;
+        }
+        let candidates =
+            self.0.iter().enumerate().filter(|(_, s)| of_one < MOST_OF_ONE || s.source == source);
+        let first = candidates.min_by_key(|(at, s)| (s.spoke.load(Ordering::Relaxed), *at)).map(|(at, _)| at);
+        if let Some(stranger) = first.and_then(|at| self.0.remove(at)) {
             stranger.task.abort();
         }
     }
@@ -100,26 +104,32 @@ async fn accept(shared: Weak<Shared>, listener: TcpListener) {
         let source = from.ip().to_canonical();
         strangers.make_room(source);
         let shared = shared.clone();
+        let spoke = Arc::new(AtomicBool::new(false));
+        let says = spoke.clone();
         let task = tokio::spawn(async move {
-            let met = tokio::time::timeout(PATIENCE, meet(&shared, stream)).await;
+            let met = tokio::time::timeout(PATIENCE, meet(&shared, stream, &says)).await;
             match met {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::debug!(%from, %error, "tcp turned a connection down"),
                 Err(_) => tracing::debug!(%from, "tcp turned a connection down: it was silent"),
             }
         });
-        strangers.0.push_back(Stranger { source, task: task.abort_handle() });
+        strangers.0.push_back(Stranger { source, spoke, task: task.abort_handle() });
+        // It may have spoken already: it is heard before the next one takes its place.
+        tokio::task::yield_now().await;
     }
 }
 
-async fn meet(shared: &Weak<Shared>, mut stream: TcpStream) -> Result<()> {
+async fn meet(shared: &Weak<Shared>, mut stream: TcpStream, spoke: &AtomicBool) -> Result<()> {
     let closed = || Error::Closed { operation: "accept", what: "context" };
     let (secret, hello) = {
         let shared = shared.upgrade().ok_or_else(closed)?;
         (shared.around.host.secret.clone(), shared.hello())
     };
     let _ = stream.set_nodelay(true);
-    let (session, theirs) = handshake::respond(&mut stream, &secret, Purpose::Tcp, &hello).await?;
+    let spoke = || spoke.store(true, Ordering::Relaxed);
+    let met = handshake::respond_noting(&mut stream, &secret, Purpose::Tcp, &hello, spoke).await;
+    let (session, theirs) = met?;
     let peer = theirs.incarnation.ok_or_else(|| Error::Malformed {
         what: "hello",
         why: "a peer without an incarnation has no regions".into(),
