@@ -201,8 +201,13 @@ impl Network {
 
     /// Whatever goes to this host and comes from it is lost from now on, and nobody is told.
     pub fn cut(&self, host: usize) {
-        self.tc(SWITCH, &format!("qdisc replace dev p{host} root blackhole"));
+        self.deafen(host);
         self.tc(host, "qdisc replace dev eth0 root blackhole");
+    }
+
+    /// Whatever goes to this host is lost from now on, and nobody is told.
+    pub fn deafen(&self, host: usize) {
+        self.tc(SWITCH, &format!("qdisc replace dev p{host} root blackhole"));
     }
 
     /// Pulls the cable of this host.

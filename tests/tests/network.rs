@@ -4,6 +4,7 @@
 //! Waits are bounded by ten times what is promised. Only root can run them.
 
 #![allow(clippy::unwrap_used, reason = "a case fails by a panic that says where")]
+#![allow(clippy::print_stderr, reason = "what was seen, for whoever reads the output of a test")]
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
@@ -127,6 +128,26 @@ fn operations_to_a_host_that_is_cut_off_end_with_their_outcomes() {
     ranks[0].say("send");
     assert_eq!(ranks[0].hear(), "ready");
     network.cut(1);
+    for rank in ranks.iter_mut() {
+        eprintln!("{}", rank.hear_within(3 * SILENT));
+    }
+    ranks.end_well();
+}
+
+#[test]
+fn a_host_that_only_hears_nothing_any_more_is_lost_to_both_sides() {
+    if let Some(me) = process::rank() {
+        // Whoever hears nothing gives up, and is heard doing so.
+        return send_to_somebody_lost(me, &[Cause::HostUnreachable, Cause::ConnectionLost]);
+    }
+    let _beside = beside_others();
+    let Some(network) = Network::of(2) else { return };
+    let mut ranks = network.start("a_host_that_only_hears_nothing_any_more_is_lost_to_both_sides");
+    assert_eq!(ranks[1].hear(), "ready");
+    network.slow(1, "80mbit");
+    ranks[0].say("send");
+    assert_eq!(ranks[0].hear(), "ready");
+    network.deafen(1);
     for rank in ranks.iter_mut() {
         eprintln!("{}", rank.hear_within(3 * SILENT));
     }
@@ -343,6 +364,7 @@ fn a_peer_that_reads_nothing_holds_no_deadline_up() {
         let source = memory(&team, &pattern::bytes(64 * MIB, 1));
         let own = memory(&team, &[0; 4096]);
         let bytes = pattern::bytes(64 * MIB, 2);
+        me.say("ready");
         assert_eq!(me.hear(), "stopped");
         // Each returns within its deadline, with what is known: it waits, or the peer is frozen.
         let timely = |what: &str, call: &mut dyn FnMut() -> Result<u64, Error>| {
@@ -377,7 +399,7 @@ fn a_peer_that_reads_nothing_holds_no_deadline_up() {
     let _beside = beside_others();
     let Some(network) = Network::of(2) else { return };
     let mut ranks = network.start("a_peer_that_reads_nothing_holds_no_deadline_up");
-    assert_eq!(ranks[1].hear(), "ready");
+    assert_eq!(ranks.hear(), ["ready", "ready"]);
     ranks[1].stop();
     ranks[0].say("stopped");
     loop {
@@ -656,7 +678,13 @@ fn strangers_in_crowds_keep_no_rank_out() {
         window.put_signal((me.rank() + 1) % RANKS as u32, 0, b"in", 0, 1).unwrap();
         window.signal(0).unwrap().wait_at_least(1, process::PATIENCE).unwrap();
         team.barrier().unwrap();
-        return me.say(&format!("{} descriptors", usage::descriptors()));
+        me.say("met");
+        // The last strangers are gone by then, or turned away.
+        assert_eq!(me.hear_within(4 * process::PATIENCE), "end");
+        team.barrier().unwrap();
+        let descriptors = usage::descriptors();
+        assert!(descriptors < 500, "{descriptors} descriptors are open");
+        return me.say(&format!("{descriptors} descriptors"));
     }
     let _beside = beside_others();
     let Some(network) = Network::of(RANKS + 1) else { return };
@@ -680,8 +708,13 @@ fn strangers_in_crowds_keep_no_rank_out() {
         ranks.say("meet");
         let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ranks.hear()));
         enough.store(true, Ordering::Relaxed);
-        eprintln!("{:?}, {} strangers came", joined.unwrap(), came.load(Ordering::Relaxed));
+        assert_eq!(joined.unwrap(), ["met"; RANKS]);
+        eprintln!("met after {:?}", since.elapsed());
     });
+    let came = came.into_inner();
+    ranks.say("end");
+    eprintln!("{:?}, {came} strangers came", ranks.hear());
+    assert!(came >= crowd, "of {crowd} strangers {came} got to the door");
     ranks.end_well();
 }
 

@@ -46,6 +46,8 @@ const RECENT: Duration = Duration::from_millis(1000);
 /// or how long, in milliseconds, it went on to do so after the process fell silent: of a stopped process with a full
 /// window it is asked after 0.2, 0.6 and 1.4 s only, and it does not answer twice within half a second.
 const OUTLIVED: u64 = 600;
+/// How often in a row something is sent again, unanswered, to a host that hears nothing.
+const AGAIN: u8 = 3;
 
 /// What a connection needs of its transport.
 #[derive(Debug)]
@@ -346,7 +348,9 @@ impl Connection {
         let Some(heard) = self.socket.heard() else { return self.fail(Cause::HostUnreachable, observed) };
         let kernel = heard.ack.as_millis() as u64;
         let observed = format!("{observed}, its kernel acknowledged {kernel} ms ago");
-        let frozen = heard.ack < RECENT || silent.saturating_sub(kernel) >= OUTLIVED;
+        let answers = heard.ack < RECENT || silent.saturating_sub(kernel) >= OUTLIVED;
+        // What it answers to must be what we sent: it may send its own again and again because it hears nothing.
+        let frozen = answers && heard.again < AGAIN;
         self.fail(if frozen { Cause::Frozen } else { Cause::HostUnreachable }, observed);
     }
 
