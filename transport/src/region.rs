@@ -468,15 +468,12 @@ impl PeerRegion {
                 // SAFETY: `from` is valid, and apart from exposed memory, into which no reference exists.
                 unsafe { exposed.accumulate(dtype, reduce, offset, from.as_ptr(), from.len(), self.locker()) }
             }
-            Way::Posted(endpoint, key) => self.pieces(OPERATION, &endpoint, from, |at, piece, last| {
-                let _ = last;
-                Op {
-                    key,
-                    offset: offset + at,
-                    action: Action::Accumulate { dtype, reduce, source: Source::Borrowed(piece) },
-                    signal: None,
-                    silent: true,
-                }
+            Way::Posted(endpoint, key) => self.pieces(OPERATION, &endpoint, from, |at, piece, _| Op {
+                key,
+                offset: offset + at,
+                action: Action::Accumulate { dtype, reduce, source: Source::Borrowed(piece) },
+                signal: None,
+                silent: true,
             }),
             Way::Closed => Err(closed(OPERATION)),
         }
