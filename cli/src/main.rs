@@ -22,6 +22,11 @@ struct Cli {
 enum Command {
     Launch(launch::Options),
     Info(info::Options),
+    /// Make the secret of a job that runs on several hosts: a file that only you can read
+    Secret {
+        /// The file, which must not be there yet; each rank names its copy in TRANSOM_SECRET_FILE
+        file: std::path::PathBuf,
+    },
     Recv(transfer::RecvOptions),
     Send(transfer::SendOptions),
     /// Measure the transports beside what could be written by hand on this machine
@@ -38,6 +43,10 @@ fn main() -> ExitCode {
     let done: Result<ExitCode, Box<dyn std::error::Error>> = match Cli::parse().command {
         Command::Launch(options) => launch::run(&options).map_err(Into::into),
         Command::Info(options) => info::run(&options).map(print).map_err(Into::into),
+        Command::Secret { file } => transom::Secret::random()
+            .and_then(|secret| secret.write_file(file))
+            .map(|()| ExitCode::SUCCESS)
+            .map_err(Into::into),
         Command::Recv(options) => transfer::run_recv(&options).map_err(Into::into),
         Command::Send(options) => transfer::run_send(&options).map_err(Into::into),
         Command::Perf(options) => {

@@ -1,5 +1,11 @@
 //! `transom launch`, run as a user runs it. The ranks are this test binary itself, or a shell.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails where it cannot go on, and its ranks speak by their output"
+)]
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Output, Stdio};

@@ -43,6 +43,9 @@ pub(crate) struct Export {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.registry.is_a_forks() {
+            return;
+        }
         self.ended.store(State::Gone as u32, Ordering::Release);
         if let Some(header) = self.exposed.header_if_made() {
             header.end(State::Gone);

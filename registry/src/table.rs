@@ -15,6 +15,7 @@ use crate::{Access, Error, Incarnation, Memory, Result, Stale};
 /// What a process has registered, by slot and generation: what peers ask for is looked up here.
 pub struct Registry {
     incarnation: Incarnation,
+    process: u32,
     bell: Arc<dyn Bell>,
     addresses: RwLock<Vec<String>>,
     slots: Mutex<Slots>,
@@ -47,7 +48,18 @@ impl Registry {
     /// An empty registry of the process with this identity, which is woken by this bell.
     #[must_use]
     pub fn new(incarnation: Incarnation, bell: Arc<dyn Bell>) -> Arc<Self> {
-        Arc::new(Self { incarnation, bell, addresses: RwLock::default(), slots: Mutex::default() })
+        Arc::new(Self {
+            incarnation,
+            process: std::process::id(),
+            bell,
+            addresses: RwLock::default(),
+            slots: Mutex::default(),
+        })
+    }
+
+    /// Whether this process is a fork of the one that made it: what is shared is not its to end.
+    pub(crate) fn is_a_forks(&self) -> bool {
+        std::process::id() != self.process
     }
 
     /// Whose registry it is.

@@ -245,7 +245,7 @@ impl Link {
         let mut count = 0;
         while let Some(carried) = self.queue.lock().pop_front() {
             let result = self.execute(&carried);
-            done.push(Completion { token: carried.token, result });
+            done.push(Completion::new(carried.token, result));
             count += 1;
             if count == BURST {
                 // Whoever looks next goes on: what is left has no other event.

@@ -1,5 +1,11 @@
 //! What surrounds a process: its variables, its limits, its namespaces, its forks, and those that came before it.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails where it cannot go on, and says what it skips"
+)]
+
 use std::ffi::CString;
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -228,8 +234,16 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
         window.signal(0).unwrap().wait_at_least(1, TIMEOUT).unwrap();
         team.barrier().unwrap();
         for _ in 0..3 {
-            let (window, team) = (&window, &team);
-            let said = in_a_child(|| {
+            // What ends in the child, and again here.
+            let ends = (
+                Window::allocate(&team, 4096).unwrap(),
+                team.split(Some(0), me.rank()).unwrap().unwrap(),
+                window.part(other).unwrap().clone(),
+                Context::builder().transports("shm,tcp:127.0.0.1:0").secret(secret()).build().unwrap(),
+            );
+            let (window, team, source) = (&window, &team, source.clone());
+            let said = in_a_child(move || {
+                drop(ends);
                 let slot = window.at(other, 8);
                 let results = [
                     ("put", window.put(other, 0, &[9])),
@@ -263,8 +277,15 @@ fn a_forked_child_is_refused_and_its_parent_goes_on() {
                 wrong
             });
             assert_eq!(said, "dropped", "in the child");
+            // Ends of life in the child have ended nothing here.
+            team.barrier().unwrap();
+            window.put(other, 64, &[4; 64]).unwrap();
+            window.flush(other).unwrap();
         }
-        // Ends of life in the child have ended nothing here.
+        // The source too was dropped in each child.
+        let sources = Window::create(&team, &source).unwrap();
+        sources.put(other, 0, &[1; 64]).unwrap();
+        sources.close().unwrap();
         window.put_signal(other, 0, &[2], 0, 1).unwrap();
         window.signal(0).unwrap().wait_at_least(2, TIMEOUT).unwrap();
         let again = Window::allocate(&team, 64).unwrap();

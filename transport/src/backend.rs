@@ -109,6 +109,10 @@ pub trait Transport: Debug + Send + Sync {
         Ok(true)
     }
 
+    /// Somebody polls all the time until the next `arm`: the descriptor need not become readable until then. For
+    /// transports to whom watching costs something with each message.
+    fn disarm(&self) {}
+
     /// Does what is due by time: heartbeats, checks of who lives. Returns when it wants to be called next.
     fn tick(&self, now: Instant) -> Option<Instant> {
         let _ = now;

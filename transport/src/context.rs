@@ -384,8 +384,8 @@ impl Context {
     /// Connects to the process that owns a region, over the first transport that works.
     ///
     /// # Errors
-    /// [`Error::Unreachable`] with what was tried; [`Error::Auth`]; [`Error::Stale`] when another life answers there;
-    /// [`Error::Expired`].
+    /// [`Error::Failed`] when it was lost before; [`Error::Unreachable`] with what was tried; [`Error::Auth`];
+    /// [`Error::Stale`] when another life answers there; [`Error::Expired`].
     pub fn connect(&self, region: &RemoteRegion) -> Result<Peer> {
         self.0.block("connect", self.0.timeout, self.connect_async(region))?
     }

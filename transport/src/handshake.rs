@@ -143,7 +143,9 @@ pub fn body_size(secret: &Secret, prefix: &[u8; PREFIX]) -> Result<usize> {
         return Err(malformed(format!("the peer speaks version {}, we speak {VERSION}", prefix[7])));
     }
     if prefix[8..12] != secret.job()? {
-        return Err(auth("another job answers there (its secret differs)"));
+        return Err(auth(
+            "another job answers there: its secret differs (give both sides the same file in TRANSOM_SECRET_FILE)",
+        ));
     }
     let size = usize::from(u16::from_le_bytes([prefix[12], prefix[13]]));
     if size == 0 || size > MOST {

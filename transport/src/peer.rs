@@ -39,6 +39,10 @@ impl fmt::Debug for Peer {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // In a forked child the connections are the parent's.
+        if crate::fork::is_child() {
+            return;
+        }
         for endpoint in self.endpoints.lock().drain(..) {
             endpoint.close();
         }
@@ -69,10 +73,16 @@ impl Peer {
         if let Some(failure) = self.0.failure.get() {
             return Some(failure.clone());
         }
-        // Operations may have ended before the context was told.
+        // Operations may have ended before the context was told: from the first that tells, none goes on.
         let endpoints = self.0.endpoints.lock();
         let first = endpoints.first()?.failure()?;
-        endpoints.iter().all(|endpoint| endpoint.failure().is_some()).then_some(first)
+        let all = endpoints.iter().all(|endpoint| endpoint.failure().is_some());
+        drop(endpoints);
+        if !all {
+            return None;
+        }
+        self.fail(&first);
+        Some(first)
     }
 
     /// Opens a region of the peer. Returns when it can be reached.

@@ -64,8 +64,16 @@ impl Flight {
         self.operation
     }
 
-    /// Completes one part. The flight's outcome is the worst of its parts: the first error stays.
+    /// Completes one part, and wakes who waits.
     pub(crate) fn complete(&self, result: Result<u64>) {
+        if let Some(waker) = self.settle(result) {
+            waker.wake();
+        }
+    }
+
+    /// Completes one part; gives back who is to be woken. The flight's outcome is the worst of its parts: the first error
+    /// stays.
+    pub(crate) fn settle(&self, result: Result<u64>) -> Option<Waker> {
         let mut state = self.state.lock();
         state.parts = state.parts.saturating_sub(1);
         match result {
@@ -87,9 +95,7 @@ impl Flight {
         if let Some(error) = failed {
             self.late.record(error);
         }
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        waker
     }
 
     fn is_over(&self) -> bool {

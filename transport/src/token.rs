@@ -1,6 +1,7 @@
 //! How an operation in flight gets back to who waits for it.
 
 use std::sync::Arc;
+use std::task::Waker;
 
 use transom_registry::{Cause, Error, Failure, Outcome, Result, Slice};
 
@@ -63,14 +64,22 @@ impl Token {
     }
 
     fn end(&mut self, result: Result<u64>) {
+        if let Some(waker) = self.settle(result) {
+            waker.wake();
+        }
+    }
+
+    /// Makes the outcome known; gives back who is to be woken.
+    fn settle(&mut self, result: Result<u64>) -> Option<Waker> {
         match self.0.take() {
-            Some(Waits::Flight(flight)) => flight.complete(result),
+            Some(Waits::Flight(flight)) => flight.settle(result),
             Some(Waits::Late(late, _)) => {
                 if let Err(error) = result {
                     late.record(error);
                 }
+                None
             }
-            None => {}
+            None => None,
         }
     }
 }
@@ -88,15 +97,24 @@ impl Drop for Token {
 /// An operation that has ended, on its way to who waits for it.
 #[derive(Debug)]
 pub struct Completion {
-    /// Who waits.
-    pub token: Token,
-    /// The outcome; the value of atomics.
-    pub result: Result<u64>,
+    waker: Option<Waker>,
+    _slice: Option<Slice>,
 }
 
 impl Completion {
-    /// Tells who waits. Wakers run, and slices are dropped, here: outside of the driver's seat.
+    /// The operation has ended with this outcome, or the value of an atomic: known from here on. Transports make these in
+    /// the order of their operations, where no other thread can find an operation gone whose outcome is not known yet:
+    /// a flush that it overtakes would not tell of it.
+    #[must_use]
+    pub fn new(mut token: Token, result: Result<u64>) -> Self {
+        let slice = token.1.take();
+        Self { waker: token.settle(result), _slice: slice }
+    }
+
+    /// Wakes who waits. Wakers run, and slices are dropped, here: outside of the driver's seat.
     pub fn deliver(self) {
-        self.token.complete(self.result);
+        if let Some(waker) = self.waker {
+            waker.wake();
+        }
     }
 }

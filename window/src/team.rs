@@ -36,10 +36,10 @@ const LATEST: Duration = Duration::from_millis(500);
 /// use transom::{Store, Team, Window};
 ///
 /// let store = Store::in_process();
-/// std::thread::scope(|scope| {
-///     for rank in 0..2 {
+/// let ranks: Vec<_> = (0..2)
+///     .map(|rank| {
 ///         let store = store.clone();
-///         scope.spawn(move || -> transom::Result<()> {
+///         std::thread::spawn(move || -> transom::Result<()> {
 ///             let team = Team::builder().store(store).rank(rank).size(2).transports("local").build()?;
 ///             let window = Window::allocate(&team, 4096)?;
 ///             if team.rank() == 0 {
@@ -50,10 +50,14 @@ const LATEST: Duration = Duration::from_millis(500);
 ///                 window.local().read(0, &mut seen)?;
 ///                 assert_eq!(&seen, b"hello");
 ///             }
-///             team.barrier()
-///         });
-///     }
-/// });
+///             window.close()
+///         })
+///     })
+///     .collect();
+/// for rank in ranks {
+///     rank.join().unwrap()?;
+/// }
+/// # Ok::<(), transom::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Team(Arc<Inner>);
@@ -484,8 +488,8 @@ impl Team {
 
     /// An error of a rank, with its number, and with how it ended where the launcher knows that.
     #[cold]
-    pub(crate) fn tell(&self, rank: Rank, error: Error) -> Error {
-        let mut error = error.at_rank(rank);
+    pub(crate) fn tell(&self, rank: Rank, mut error: Error) -> Error {
+        error = error.at_rank(rank);
         if let Error::Expired { detail, .. } = &mut error {
             self.name_holder(detail);
         }

@@ -542,10 +542,7 @@ fn get_bandwidth<S: Subject>(
     source: &mut Source<'_>,
 ) -> Result<()> {
     let (rank, offset) = black_box((PEER, offset));
-    for _ in 0..count {
-        subject.get(rank, offset, source.bytes_mut(0, size)?)?;
-    }
-    Ok(())
+    subject.get_stream(rank, offset, source.bytes_mut(0, size)?, count)
 }
 
 fn fetch_add<S: Subject>(subject: &S, count: u64) -> Result<u64> {

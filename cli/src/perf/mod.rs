@@ -36,6 +36,10 @@ const PAGE: usize = 4096;
 
 /// Measures, and prints to `out`.
 pub(crate) fn run(options: &Options, out: impl Write) -> Result<()> {
+    if options.transport.iter().any(|name| name == "local") {
+        let why = "perf measures between two processes, and local is within one (take shm or tcp)";
+        return Err(Error::Unusable { transport: "local".into(), why: why.into() });
+    }
     let cores = Cores::find()?;
     let mut table = Table::new(out, options.json);
     if options.rows {

@@ -11,7 +11,7 @@ use super::baseline::Wait;
 #[derive(Debug, Clone, Args)]
 #[command(args_override_self = true)]
 pub(crate) struct Options {
-    /// A transport to measure: shm, tcp, local, or any other that is built in (default: shm and tcp)
+    /// A transport between two processes: shm, tcp, or any other that is built in (default: shm and tcp)
     #[arg(long, value_name = "NAME")]
     pub(crate) transport: Vec<String>,
     /// A size in bytes, with K, M or G for KiB, MiB or GiB (default: a few for each test)

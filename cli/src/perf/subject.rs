@@ -57,6 +57,15 @@ pub(crate) trait Subject: Sized {
     /// Reads; returns when the data is there.
     fn get(&self, rank: u32, offset: u64, into: &mut [u8]) -> Result<()>;
 
+    /// Reads the same bytes `count` times, several at once where that helps; returns when the data is there.
+    #[inline]
+    fn get_stream(&self, rank: u32, offset: u64, into: &mut [u8], count: u64) -> Result<()> {
+        for _ in 0..count {
+            self.get(rank, offset, into)?;
+        }
+        Ok(())
+    }
+
     /// Waits until everything is delivered.
     fn flush(&self, rank: u32) -> Result<()>;
 

@@ -97,9 +97,9 @@ unsafe fn copy_as(machine: impl FnOnce() -> u8, to: *mut u8, from: *const u8, si
         }
         if size > 16 {
             return match size {
-                ..=32 => ends(to, from, size, 16, move16),
-                ..=64 => ends(to, from, size, 32, move32),
-                ..=128 => ends(to, from, size, 64, move64),
+                17..=32 => ends(to, from, size, 16, move16),
+                33..=64 => ends(to, from, size, 32, move32),
+                65..=128 => ends(to, from, size, 64, move64),
                 _ if machine() & AVX512 != 0 => ends(to, from, size, 128, move128),
                 _ => {
                     move64(to, from);
@@ -129,7 +129,7 @@ unsafe fn copy_as(machine: impl FnOnce() -> u8, to: *mut u8, from: *const u8, si
 /// As for [`copy_as`].
 #[inline(always)]
 unsafe fn large(machine: u8, to: *mut u8, from: *const u8, size: usize, stream: bool) {
-    let alike = (to.addr() ^ from.addr()) % 64 == 0;
+    let alike = (to.addr() ^ from.addr()).is_multiple_of(64);
     // SAFETY: the caller's promise; what a function needs the machine has, and it gets at least five of its
     // widest vectors.
     unsafe {

@@ -93,7 +93,7 @@ async fn drive(progress: &Weak<Progress>) {
 /// The sleeper is kept by the progress: it is asked again each time.
 async fn keep_open(progress: &Weak<Progress>) {
     let Some(progress) = progress.upgrade() else { return };
-    progress.sleeper.keep_open().await;
+    progress.sleeper.keep_open(|| progress.arm()).await;
 }
 
 async fn tick(progress: &Weak<Progress>, page: &Page) {

@@ -136,7 +136,8 @@ impl Progress {
 
     /// Whether any transport has to be polled at the moment.
     pub(crate) fn is_polled(&self) -> bool {
-        self.transports.read().iter().any(|transport| transport.needs_poll())
+        // In a forked child what comes in is the parent's.
+        !crate::fork::is_child() && self.transports.read().iter().any(|transport| transport.needs_poll())
     }
 
     /// Waits for `over` in the cheapest way: spinning, driving where there is something to drive, for as long as a sleep
@@ -182,6 +183,14 @@ impl Progress {
 
     fn poll_seated(&self, done: &mut Vec<Completion>) -> usize {
         self.transports.read().iter().map(|transport| transport.poll(done)).sum()
+    }
+
+    /// Has the descriptors become readable again when there is work.
+    fn arm(&self) {
+        for transport in self.transports.read().iter() {
+            // What cannot be armed is looked at with the next tick.
+            let _ = transport.arm();
+        }
     }
 
     /// Outside of the seat: wakers run here, and last drops of regions.
@@ -389,7 +398,12 @@ struct Driving<'a> {
 
 impl<'a> Driving<'a> {
     fn begin(progress: &'a Progress) -> Self {
-        progress.sleeper.begin_driving();
+        progress.sleeper.begin_driving(|| {
+            // Who sleeps at once would only have them armed again.
+            if progress.spin_time() > Duration::ZERO {
+                progress.transports.read().iter().for_each(|transport| transport.disarm());
+            }
+        });
         Self { progress, slept: Cell::new(false) }
     }
 }
@@ -399,7 +413,7 @@ impl Drop for Driving<'_> {
         let progress = self.progress;
         // Who spins waits again soon, most of the time; who slept does not mind the call.
         let soon = self.slept.get() || !progress.waiting.is_empty() || !progress.is_polled();
-        progress.sleeper.end_driving(soon);
+        progress.sleeper.end_driving(soon, || progress.arm());
         progress.seat.wake_one();
     }
 }

@@ -72,22 +72,25 @@ impl Sleeper {
         let _ = epoll::modify(&self.outer, &self.inner, DATA, flags);
     }
 
-    /// A thread drives from now on.
-    pub(crate) fn begin_driving(&self) {
+    /// A thread drives from now on. `closing` is called when nobody did, while the gate is held.
+    pub(crate) fn begin_driving(&self, closing: impl FnOnce()) {
         let mut gate = self.gate.lock();
         gate.driving += 1;
         gate.begun += 1;
         if gate.open {
             self.set(&mut gate, false);
+            closing();
             self.closed.notify_one();
         }
     }
 
     /// A thread has stopped driving. `soon`: the driver is to see what comes from now on; else it may be late once.
-    pub(crate) fn end_driving(&self, soon: bool) {
+    /// `opening` is called before the gate is opened, while it is held.
+    pub(crate) fn end_driving(&self, soon: bool, opening: impl FnOnce()) {
         let mut gate = self.gate.lock();
         gate.driving -= 1;
         if gate.driving == 0 && soon && !gate.open {
+            opening();
             self.set(&mut gate, true);
         }
     }
@@ -103,7 +106,7 @@ impl Sleeper {
     }
 
     /// Opens the gate whenever nobody drives any more: a task of the driver's.
-    pub(crate) async fn keep_open(&self) {
+    pub(crate) async fn keep_open(&self, opening: impl Fn()) {
         loop {
             self.closed.notified().await;
             let (mut pause, mut seen) = (LINGER, None);
@@ -118,6 +121,7 @@ impl Sleeper {
                     pause = (pause * 2).min(LONGEST);
                     seen = None;
                 } else if seen == Some(gate.begun) {
+                    opening();
                     self.set(&mut gate, true);
                     break;
                 } else {

@@ -48,7 +48,7 @@ pub(super) struct World {
 struct Rank {
     host: Host,
     state: State,
-    done: Vec<Completion>,
+    done: Vec<(Token, Result<u64>)>,
     /// Something was applied here since the last poll.
     changed: bool,
     /// What happens once it moves again.
@@ -220,9 +220,7 @@ impl World {
         let keys: Vec<u64> = self.lanes.iter().filter(|(_, l)| l.link == link).map(|(key, _)| *key).collect();
         for key in keys {
             if let Some(mut lane) = self.lanes.remove(&key) {
-                let ended =
-                    lane.fail(failure).into_iter().map(|(token, result)| Completion { token, result });
-                self.ranks[from].done.extend(ended);
+                self.ranks[from].done.extend(lane.fail(failure));
             }
         }
         std::mem::take(&mut self.links[link].waiting)
@@ -325,7 +323,7 @@ impl World {
     pub(super) fn poll(&mut self, rank: usize, done: &mut Vec<Completion>) -> usize {
         let rank = &mut self.ranks[rank];
         let work = rank.done.len() + usize::from(std::mem::take(&mut rank.changed));
-        done.append(&mut rank.done);
+        done.extend(rank.done.drain(..).map(|(token, result)| Completion::new(token, result)));
         work
     }
 
@@ -437,7 +435,7 @@ impl World {
                 let Some((from, _)) = self.ends(key) else { return Outside::default() };
                 let Some(lane) = self.lanes.get_mut(&key) else { return Outside::default() };
                 if let Some((token, result)) = lane.land(op) {
-                    self.ranks[from].done.push(Completion { token, result });
+                    self.ranks[from].done.push((token, result));
                     self.touched.insert(from);
                 }
                 if lane.detached && lane.ops.is_empty() {

@@ -72,8 +72,10 @@ pub(crate) struct Connection {
     out: Mutex<Out>,
     incoming: Mutex<Incoming>,
     failure: OnceLock<Arc<Failure>>,
-    /// When bytes came last, in milliseconds.
+    /// When bytes came last, in milliseconds, as far as ticks have looked.
     heard: AtomicU64,
+    /// Bytes came since the last tick.
+    fresh: AtomicBool,
     /// Something waits to be written.
     unsent: AtomicBool,
 }
@@ -86,7 +88,9 @@ struct Out {
     uses: usize,
     said_idle: bool,
     peer_idle: bool,
-    /// Whether the epoll looks for room to write.
+    /// Whether the epoll has the socket.
+    watched: bool,
+    /// Whether it looks for room to write.
     armed: bool,
     acked: u64,
     received: usize,
@@ -95,8 +99,16 @@ struct Out {
     last_write: u64,
     last_use: u64,
     over: Option<Arc<Failure>>,
+    /// The last request whose acknowledgement was asked for.
+    asked: u64,
     /// Who waits for room.
     waiting: Vec<Waker>,
+}
+
+impl Out {
+    fn interest(&self) -> EventFlags {
+        if self.armed { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN }
+    }
 }
 
 /// What a failed connection leaves behind.
@@ -126,6 +138,7 @@ impl Connection {
             uses: 0,
             said_idle: false,
             peer_idle: false,
+            watched: false,
             armed: false,
             acked: 0,
             received: 0,
@@ -133,6 +146,7 @@ impl Connection {
             last_write: 0,
             last_use: 0,
             over: None,
+            asked: 0,
             waiting: Vec::new(),
         };
         let connection = Arc::new(Self {
@@ -148,11 +162,10 @@ impl Connection {
             )),
             failure: OnceLock::new(),
             heard: AtomicU64::new(0),
+            fresh: AtomicBool::new(false),
             unsent: AtomicBool::new(false),
         });
         connection.hear();
-        epoll::add(&around.epoll, &connection.socket, EventData::new_u64(id), EventFlags::IN)
-            .map_err(|e| Error::io("watch a connection", e))?;
         Ok(connection)
     }
 
@@ -208,7 +221,7 @@ impl Connection {
         let mut moved = turn.moved;
         if turn.moved > 0 || self.unsent.load(Ordering::Relaxed) {
             if turn.moved > 0 {
-                self.hear();
+                self.fresh.store(true, Ordering::Relaxed);
             }
             let mut out = self.out.lock();
             if turn.ack > out.queue.last() {
@@ -273,10 +286,35 @@ impl Connection {
         self.unsent.store(wanted, Ordering::Relaxed);
         if wanted != out.armed {
             out.armed = wanted;
-            let flags = if wanted { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-            // The descriptors are ours and open: it cannot fail.
-            let _ = epoll::modify(&self.around.epoll, &self.socket, EventData::new_u64(self.id), flags);
+            if out.watched {
+                // The descriptors are ours and open: it cannot fail.
+                let _ = epoll::modify(
+                    &self.around.epoll,
+                    &self.socket,
+                    EventData::new_u64(self.id),
+                    out.interest(),
+                );
+            }
         }
+    }
+
+    /// Puts the socket into the epoll, or takes it off. Off it, what arrives wakes nobody, and costs the sender nothing
+    /// for waking: for as long as somebody polls all the time.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn set_watched(&self, watched: bool) -> Result<()> {
+        let mut out = self.out.lock();
+        if out.watched == watched || watched && out.over.is_some() {
+            return Ok(());
+        }
+        out.watched = watched;
+        if watched {
+            epoll::add(&self.around.epoll, &self.socket, EventData::new_u64(self.id), out.interest())
+        } else {
+            epoll::delete(&self.around.epoll, self.socket.as_fd())
+        }
+        .map_err(|e| Error::io("watch a connection", e))
     }
 
     fn ended(&self, end: End) {
@@ -323,7 +361,7 @@ impl Connection {
         }
         let now = self.now();
         let since = |then: u64| Duration::from_millis(now.saturating_sub(then));
-        if late {
+        if self.fresh.swap(false, Ordering::Relaxed) || late {
             self.hear();
         }
         let mut out = self.out.lock();
@@ -508,6 +546,10 @@ impl Out {
         let awaited = if op.silent { flag::SILENT } else { flag::ACK_NOW };
         let mut header = Header { handle: key, offset: op.offset, ..Header::new(Opcode::Put) };
         header.flags = flag::LAST | awaited;
+        if matches!(op.action, Action::Put(_)) && op.signal.is_none() && self.flights.is_empty() {
+            // A lone put is often flushed next: asked for now, its acknowledgement is on its way by then.
+            header.flags |= flag::ACK_NOW;
+        }
         let signalled = |mut header: Header| {
             if let Some((id, add)) = op.signal {
                 header.flags |= flag::SIGNAL;
@@ -520,6 +562,11 @@ impl Out {
             Action::Flush => {
                 if self.flights.is_empty() {
                     return Posted::Done(token, Ok(0));
+                }
+                let last = self.queue.last();
+                if self.asked == last {
+                    self.flights.add(last, last, Expects::Ack(Some(token)));
+                    return Posted::Pending;
                 }
                 header.opcode = Opcode::Flush;
                 header.flags = flag::ACK_NOW;
@@ -576,12 +623,18 @@ impl Out {
         let ((first, last), expects) = flying;
         let carries = matches!(expects, Expects::Ack(_)) && header.opcode != Opcode::Accumulate;
         self.flights.add(first, last, expects);
+        if header.has(flag::ACK_NOW) {
+            self.asked = last;
+        }
         if op.signal.is_some() && !carries {
             // These frames carry no signal: it follows in one of its own.
             header = Header { handle: key, ..Header::new(Opcode::Signal) };
             header.flags = flag::LAST | awaited;
             let (first, last) = self.whole(signalled(header), &[]);
             self.flights.add(first, last, Expects::Ack(None));
+            if awaited == flag::ACK_NOW {
+                self.asked = last;
+            }
         }
         Posted::Pending
     }
@@ -691,7 +744,8 @@ pub(crate) struct Link {
 
 impl Link {
     fn let_go(&self) {
-        if !self.closed.swap(true, Ordering::AcqRel) {
+        // A fork shares the stream, and must not end it for its parent.
+        if !self.closed.swap(true, Ordering::AcqRel) && !crate::fork::is_child() {
             self.connection.release();
         }
     }
@@ -741,6 +795,9 @@ impl Endpoint for Link {
     }
 
     fn detach(&self, key: u64) {
+        if crate::fork::is_child() {
+            return;
+        }
         let mut out = self.connection.out.lock();
         if out.over.is_none() {
             let header = Header { handle: key as u32, ..Header::new(Opcode::Detach) };

@@ -158,11 +158,11 @@ impl Flights {
     ) {
         match expects {
             Expects::Ack(None) => {}
-            Expects::Ack(Some(token)) | Expects::Value(token) => done.push(Completion { token, result }),
+            Expects::Ack(Some(token)) | Expects::Value(token) => done.push(Completion::new(token, result)),
             Expects::Data(token, slice, _) => {
                 self.gets -= 1;
                 self.get_bytes -= slice.size() as u64;
-                done.push(Completion { token: token.keep(slice), result });
+                done.push(Completion::new(token.keep(slice), result));
             }
             Expects::Handle(sender) => {
                 let handle = result.map(|handle| handle as u32);

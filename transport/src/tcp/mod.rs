@@ -4,6 +4,10 @@
 //! on a plain socket. Each frame is a header with a checksum of its own and a payload, which is received straight into
 //! the region that it is for. The two sides of a connection are alike: either numbers its operations, and the other
 //! acknowledges the last one that it applied, in the header of whatever it sends next.
+//!
+//! Registered memory is copied and summed before it is sent, so whoever changes it meanwhile changes what arrives, and
+//! nothing else. A large payload is received in place and summed there: a program that writes to the same bytes at the
+//! same moment makes it look damaged, which closes the connection.
 
 mod connect;
 mod connection;
@@ -65,6 +69,8 @@ struct Shared {
     connections: RwLock<Vec<Arc<Connection>>>,
     /// How many there are.
     living: AtomicUsize,
+    /// Somebody polls all the time: no socket is watched.
+    polled: AtomicBool,
     next: AtomicU64,
     closed: AtomicBool,
     ticked: Mutex<Option<Instant>>,
@@ -97,6 +103,7 @@ impl Tcp {
             addresses: reachable(&options, bound),
             connections: RwLock::default(),
             living: AtomicUsize::new(0),
+            polled: AtomicBool::new(false),
             next: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             ticked: Mutex::default(),
@@ -151,6 +158,9 @@ impl Shared {
         let mut connections = self.connections.write();
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed { operation: "connect", what: "context" });
+        }
+        if !self.polled.load(Ordering::SeqCst) {
+            connection.set_watched(true)?;
         }
         connections.push(connection.clone());
         self.living.store(connections.len(), Ordering::Release);
@@ -222,7 +232,7 @@ impl Transport for Tcp {
         let mut moved = 0;
         {
             let connections = shared.connections.read();
-            if connections.len() <= TRIED {
+            if connections.len() <= TRIED || shared.polled.load(Ordering::SeqCst) {
                 moved += connections.iter().map(|c| c.poll(done)).sum::<usize>();
             } else {
                 let none =
@@ -249,6 +259,26 @@ impl Transport for Tcp {
         Some(self.shared.around.epoll.as_fd())
     }
 
+    fn arm(&self) -> Result<bool> {
+        if self.shared.polled.swap(false, Ordering::SeqCst) {
+            for connection in self.shared.connections.read().iter() {
+                connection.set_watched(true)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn disarm(&self) {
+        let connections = self.shared.connections.read();
+        // Many are found by what the epoll says.
+        if connections.len() <= TRIED && !self.shared.polled.swap(true, Ordering::SeqCst) {
+            for connection in connections.iter() {
+                // One that stays watched costs a little, and nothing else.
+                let _ = connection.set_watched(false);
+            }
+        }
+    }
+
     fn tick(&self, now: Instant) -> Option<Instant> {
         let late = {
             let mut ticked = self.shared.ticked.lock();
@@ -262,6 +292,9 @@ impl Transport for Tcp {
     }
 
     fn close(&self) {
+        if crate::fork::is_child() {
+            return;
+        }
         if let Some(listening) = self.listening.lock().take() {
             listening.abort();
         }

@@ -214,8 +214,14 @@ impl Incoming {
             if header.has(flag::CRC) {
                 check_crc(&header, crc32c::crc32c(&self.staging[payload..after]))?;
             }
-            let mut sink = self.sink(&header, to)?;
             self.start = after;
+            if header.opcode == Opcode::Put {
+                self.check_order(&header)?;
+                let reply = self.target.put(&header, &self.staging[payload..after]);
+                self.applied(&header, reply, to, turn)?;
+                return Ok(true);
+            }
+            let mut sink = self.sink(&header, to)?;
             let staging = std::mem::take(&mut self.staging);
             let bytes = &staging[payload..after];
             if !matches!(sink, Sink::Whole) {
@@ -234,16 +240,35 @@ impl Incoming {
 
     fn sink(&mut self, header: &Header, to: &mut impl Sender) -> Result<Sink, End> {
         if header.opcode.is_request() {
-            if header.sequence != self.applied + 1 {
-                return Err(End::Broken(format!(
-                    "request {} came where {} was due",
-                    header.sequence,
-                    self.applied + 1
-                )));
-            }
+            self.check_order(header)?;
             return Ok(self.target.begin(header));
         }
         if header.opcode == Opcode::Data { Ok(to.data(header)?) } else { Ok(Sink::Whole) }
+    }
+
+    fn check_order(&self, header: &Header) -> Result<(), End> {
+        let due = self.applied + 1;
+        if header.sequence != due {
+            return Err(End::Broken(format!("request {} came where {due} was due", header.sequence)));
+        }
+        Ok(())
+    }
+
+    /// A request has been applied, or refused.
+    fn applied(
+        &mut self,
+        header: &Header,
+        reply: Reply,
+        to: &mut impl Sender,
+        turn: &mut Turn,
+    ) -> Result<(), End> {
+        turn.ack = turn.ack.max(header.ack);
+        turn.ack_now |= header.has(flag::ACK_NOW);
+        self.applied = header.sequence;
+        if !matches!(reply, Reply::None) {
+            to.reply(self.applied, reply)?;
+        }
+        Ok(())
     }
 
     fn finish(
@@ -254,15 +279,12 @@ impl Incoming {
         to: &mut impl Sender,
         turn: &mut Turn,
     ) -> Result<(), End> {
-        turn.ack = turn.ack.max(header.ack);
         if header.opcode.is_request() {
             let reply = self.target.finish(&header, sink, payload);
-            self.applied = header.sequence;
-            turn.ack_now |= header.has(flag::ACK_NOW);
-            if !matches!(reply, Reply::None) {
-                to.reply(self.applied, reply)?;
-            }
-        } else if header.opcode.is_reply() {
+            return self.applied(&header, reply, to, turn);
+        }
+        turn.ack = turn.ack.max(header.ack);
+        if header.opcode.is_reply() {
             to.answer(&header, payload)?;
         } else if header.opcode == Opcode::Goodbye {
             if header.count == 0 {

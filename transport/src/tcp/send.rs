@@ -19,7 +19,7 @@ const BLOCK: usize = 16 << 10;
 /// Small frames of a queue are put together up to this size.
 const TOGETHER: usize = 64 << 10;
 /// A header and payload of at most this size are sent as one piece.
-const ONE_PIECE: usize = 2048;
+const ONE_PIECE: usize = 256;
 /// Most bytes that one call writes.
 const TURN: usize = 2 << 20;
 

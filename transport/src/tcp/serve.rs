@@ -161,6 +161,11 @@ fn check_range(operation: &'static str, exposed: &Exposed, offset: u64, size: u6
     }
 }
 
+/// Adds to the signal of a request that is applied.
+fn signal(exposed: &Exposed, header: &Header) -> Result<()> {
+    if header.has(flag::SIGNAL) { exposed.signal_add(header.count, header.operand) } else { Ok(()) }
+}
+
 fn earlier() -> Error {
     let failure = Failure::new(None, Cause::Earlier, "the target refused an operation that nobody awaits");
     Error::failed("operation", Outcome::NotApplied, failure)
@@ -215,16 +220,56 @@ impl Target {
     }
 
     fn check(&mut self, header: &Header) -> Result<Sink> {
-        use Opcode::{Accumulate, Atomic, Attach, Detach, Flush, Get, GetList, Put, PutList, Resume, Signal};
         let operation = name(header.opcode);
         let needed = match header.opcode {
-            Put | PutList => Access::WRITE,
-            Get | GetList => Access::READ,
-            Atomic | Accumulate => Access::ATOMIC,
-            Signal => Access::SIGNAL,
-            Flush | Attach | Detach | Resume => return Ok(Sink::Whole),
+            Opcode::Put | Opcode::PutList => Access::WRITE,
+            Opcode::Get | Opcode::GetList => Access::READ,
+            Opcode::Atomic | Opcode::Accumulate => Access::ATOMIC,
+            Opcode::Signal => Access::SIGNAL,
+            Opcode::Flush | Opcode::Attach | Opcode::Detach | Opcode::Resume => return Ok(Sink::Whole),
             _ => return Err(Error::invalid(operation, "it is no request")),
         };
+        let grant = self.allowed(header, operation, needed)?;
+        Ok(match header.opcode {
+            Opcode::Put => {
+                check_range(operation, &grant.exposed, header.offset, header.size)?;
+                Sink::Memory(grant.exposed.clone(), header.offset)
+            }
+            Opcode::PutList => {
+                let missing = (header.offset.min(MOST_PARTS) * PART) as usize;
+                let mut sink = Sink::List(Box::new(Scatter {
+                    exposed: grant.exposed.clone(),
+                    missing,
+                    table: Vec::new(),
+                    parts: None,
+                    data: header.size - missing as u64,
+                }));
+                sink.settle();
+                sink
+            }
+            Opcode::Get => {
+                check_range(operation, &grant.exposed, header.offset, header.operand)?;
+                Sink::Whole
+            }
+            _ => Sink::Whole,
+        })
+    }
+
+    /// A put whose payload is complete: begun and ended in one.
+    pub(crate) fn put(&mut self, header: &Header, payload: &[u8]) -> Reply {
+        let written = if self.skipping {
+            Err(earlier())
+        } else {
+            self.allowed(header, "put", Access::WRITE).and_then(|grant| {
+                grant.exposed.write(header.offset, payload)?;
+                signal(&grant.exposed, header)
+            })
+        };
+        self.close(header, written.map(|()| Reply::None))
+    }
+
+    /// The grant of a request, if it allows this.
+    fn allowed(&mut self, header: &Header, operation: &'static str, needed: Access) -> Result<&Grant> {
         let reached = self.reached(header)?;
         if reached.poisoned {
             return Err(earlier());
@@ -240,29 +285,7 @@ impl Target {
                 ));
             }
         }
-        Ok(match header.opcode {
-            Put => {
-                check_range(operation, &grant.exposed, header.offset, header.size)?;
-                Sink::Memory(grant.exposed.clone(), header.offset)
-            }
-            PutList => {
-                let missing = (header.offset.min(MOST_PARTS) * PART) as usize;
-                let mut sink = Sink::List(Box::new(Scatter {
-                    exposed: grant.exposed.clone(),
-                    missing,
-                    table: Vec::new(),
-                    parts: None,
-                    data: header.size - missing as u64,
-                }));
-                sink.settle();
-                sink
-            }
-            Get => {
-                check_range(operation, &grant.exposed, header.offset, header.operand)?;
-                Sink::Whole
-            }
-            _ => Sink::Whole,
-        })
+        Ok(grant)
     }
 
     /// Ends a request whose payload is complete: signals and answers.
@@ -271,6 +294,11 @@ impl Target {
             Sink::Refused(error) => Err(*error),
             _ => self.apply(header, payload),
         };
+        self.close(header, result)
+    }
+
+    /// The answer to a request that ended so.
+    fn close(&mut self, header: &Header, result: Result<Reply>) -> Reply {
         let told = !self.skipping;
         if header.has(flag::LAST) {
             self.skipping = false;
@@ -348,10 +376,7 @@ impl Target {
             }
             _ => {}
         }
-        if header.has(flag::SIGNAL) {
-            exposed.signal_add(header.count, header.operand)?;
-        }
-        Ok(Reply::None)
+        signal(exposed, header).map(|()| Reply::None)
     }
 
     fn attach(&mut self, payload: &[u8]) -> Result<u32> {

@@ -36,7 +36,8 @@ impl Socket {
         socket.set_tcp_nodelay(true).map_err(fail)?;
         socket.set_tcp_user_timeout(Some(STUCK)).map_err(fail)?;
         // Few packets on their way are sent again every 0.2 s, instead of ever more rarely: lost twice is no silence.
-        socket.set_tcp_thin_linear_timeouts(true).map_err(fail)?;
+        // A kernel that does not know it does without.
+        let _ = socket.set_tcp_thin_linear_timeouts(true);
         let second = Duration::from_secs(1);
         let keepalive = socket2::TcpKeepalive::new().with_time(second).with_interval(second).with_retries(1);
         socket.set_tcp_keepalive(&keepalive).map_err(fail)?;

@@ -338,3 +338,41 @@ fn many_connections_of_one_context_are_all_served() {
     owner.signals(&region).signal(0).unwrap().wait_at_least(12 * 200, Duration::from_secs(20)).unwrap();
     assert_eq!(region.load(0).unwrap(), 12 * 200);
 }
+
+#[test]
+fn bytes_that_change_while_they_are_sent_arrive_mixed_and_close_nothing() {
+    const SIZE: usize = 4 << 20;
+    let (owner, user) = pair();
+    let region = owner.allocate(SIZE, 1).unwrap();
+    let own = user.allocate(2 * SIZE, 0).unwrap();
+    let part = open(&user, &region);
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut round = 0;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                round += 1;
+                region.write(0, &pattern(SIZE, round)).unwrap();
+            }
+        });
+        let gets = (0..20).try_for_each(|_| {
+            part.get_into(0, own.slice(0..SIZE).unwrap())?.wait()?;
+            part.get(0, &mut [0; 9000])
+        });
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        gets.unwrap();
+    });
+    over.store(false, std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut round = 0;
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                round += 1;
+                own.write(0, &pattern(SIZE, round)).unwrap();
+            }
+        });
+        let puts = (0..20).try_for_each(|_| part.put_from(0, own.slice(0..SIZE).unwrap())?.wait().map(drop));
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        puts.unwrap();
+    });
+}

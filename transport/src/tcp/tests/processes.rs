@@ -48,6 +48,7 @@ impl Drop for Owner {
 
 #[test]
 #[ignore = "the other process of the tests below"]
+#[expect(clippy::print_stdout, reason = "its parent reads the descriptor there")]
 fn owner_for_others() {
     let Ok(secret) = std::env::var(VARIABLE) else { return };
     let owner = context(&Secret::from_hex(&secret).unwrap(), "tcp");
