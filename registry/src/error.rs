@@ -338,7 +338,7 @@ pub enum Error {
         why: String,
     },
     /// A stripe of an accumulate was left half done by a rank that died; told once.
-    #[error("{operation}: bytes {offset} to {} were being accumulated by a process that died: in doubt", offset + size)]
+    #[error("{operation}: bytes {offset} to {} were being accumulated by a process that died: in doubt", offset.saturating_add(*size))]
     Torn {
         /// The operation.
         operation: &'static str,
@@ -451,6 +451,12 @@ mod tests {
         );
         let error = Error::NoSuchRank { operation: "put", rank: 4, size: 4 };
         assert_eq!(error.to_string(), "put: rank 4 does not exist, the team has 4 ranks (0 to 3)");
+    }
+
+    #[test]
+    fn numbers_that_a_peer_made_up_are_shown_and_never_overflow() {
+        let torn = Error::Torn { operation: "put", offset: u64::MAX, size: 8 };
+        assert!(torn.to_string().contains(&u64::MAX.to_string()), "{torn}");
     }
 
     #[test]
