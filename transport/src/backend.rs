@@ -57,6 +57,9 @@ pub struct Host {
     pub lost: Arc<dyn Fn(Incarnation, Arc<Failure>) + Send + Sync>,
     /// The control page and its descriptors, for transports that share memory with their peers.
     pub page: Arc<crate::progress::Page>,
+    /// Whether its peers connect to it about when it connects to them, as the members of a team do: where one connection
+    /// serves both ways, the one with the lower incarnation makes it.
+    pub mutual: bool,
     /// Gets `poll` called soon; under a virtual clock, where no thread does that, at once.
     pub kick: Arc<dyn Fn() + Send + Sync>,
 }

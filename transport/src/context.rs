@@ -89,6 +89,7 @@ pub struct ContextBuilder {
     timeout: Duration,
     local_ranks: usize,
     wait: Wait,
+    mutual: bool,
     clock: Option<Clock>,
     only_given: bool,
 }
@@ -156,6 +157,14 @@ impl ContextBuilder {
         self
     }
 
+    /// Peers connect to this context about when it connects to them, as the members of a team do: then one of the two
+    /// waits a moment for the other, and one connection serves both.
+    #[must_use]
+    pub fn mutual(mut self, mutual: bool) -> Self {
+        self.mutual = mutual;
+        self
+    }
+
     /// A simulation's clock: no thread is started, and calls that would block are errors.
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
@@ -212,6 +221,7 @@ impl ContextBuilder {
                 }
             }),
             page: page.clone(),
+            mutual: self.mutual,
             kick: Arc::new({
                 let page = page.clone();
                 let driven = progress.clock().is_virtual().then(|| Arc::downgrade(&progress));
@@ -288,6 +298,7 @@ impl Context {
             timeout: DEFAULT_TIMEOUT,
             local_ranks: 1,
             wait: Wait::Adaptive,
+            mutual: false,
             clock: None,
             only_given: false,
         }

@@ -224,6 +224,7 @@ impl TeamBuilder {
             Some(context) => context,
             None => {
                 let mut builder = Context::builder()
+                    .mutual(true)
                     .timeout(self.timeout)
                     .wait(self.wait)
                     .local_ranks(self.local_size.unwrap_or(size) as usize);

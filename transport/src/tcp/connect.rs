@@ -25,6 +25,9 @@ const KNOWN: Duration = Duration::from_secs(1);
 /// How long hang-ups during the handshake are taken for the other side's crowd of strangers.
 const CROWD: Duration = Duration::from_secs(5);
 
+/// How long the one of two with the higher incarnation waits for the other to connect.
+const HEAD_START: Duration = Duration::from_millis(20);
+
 /// Ends its task when it is dropped.
 struct Task(JoinHandle<Result<Link>>);
 
@@ -67,6 +70,9 @@ async fn connect(
         what: "address",
         why: format!("{address:?} is not tcp:HOST:PORT"),
     })?;
+    if let Some(link) = let_begin(&shared, peer).await {
+        return Ok(link);
+    }
     let until = tokio::time::Instant::from_std(deadline);
     let begun = tokio::time::Instant::now();
     let mut pause = SHORTEST;
@@ -90,6 +96,25 @@ async fn connect(
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(LONGEST);
     }
+}
+
+/// Where both are about to connect, the one with the higher incarnation waits a moment: two connections would carry one
+/// direction each, and acknowledge in packets of their own.
+async fn let_begin(shared: &Shared, peer: Option<Incarnation>) -> Option<Link> {
+    let peer = peer?;
+    if !shared.around.host.mutual || shared.around.host.registry.incarnation() < peer {
+        return None;
+    }
+    let met = async {
+        loop {
+            let next = shared.met.notified();
+            if let Some(link) = shared.existing(peer) {
+                return link;
+            }
+            next.await;
+        }
+    };
+    tokio::time::timeout(HEAD_START, met).await.ok()
 }
 
 fn silent(address: &str) -> Error {

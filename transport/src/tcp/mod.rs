@@ -69,6 +69,8 @@ struct Shared {
     connections: RwLock<Vec<Arc<Connection>>>,
     /// How many there are.
     living: AtomicUsize,
+    /// Told of each connection that is taken on.
+    met: tokio::sync::Notify,
     /// Somebody polls all the time: no socket is watched.
     polled: AtomicBool,
     next: AtomicU64,
@@ -103,6 +105,7 @@ impl Tcp {
             addresses: reachable(&options, bound),
             connections: RwLock::default(),
             living: AtomicUsize::new(0),
+            met: tokio::sync::Notify::new(),
             polled: AtomicBool::new(false),
             next: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -165,6 +168,7 @@ impl Shared {
         connections.push(connection.clone());
         self.living.store(connections.len(), Ordering::Release);
         drop(connections);
+        self.met.notify_waiters();
         // Bytes may be there already.
         (self.around.host.kick)();
         Ok(connection)
