@@ -147,6 +147,12 @@ impl Progress {
             return true;
         }
         let polled = self.is_polled();
+        if self.spin_time().is_zero() {
+            if polled {
+                self.poll();
+            }
+            return over();
+        }
         let _driving = polled.then(|| Driving::begin(self));
         let since = Instant::now();
         let spin = self.spin_time().min(timeout);
@@ -265,7 +271,7 @@ impl Progress {
         let since = Instant::now();
         let spin = self.spin_time().min(timeout);
         let mut round = 0_u32;
-        loop {
+        while !spin.is_zero() {
             if let Poll::Ready(output) = future.as_mut().poll(&mut task) {
                 return Ok(Some(output));
             }

@@ -20,7 +20,7 @@ pub(crate) struct Sleeper {
     inner: OwnedFd,
     outer: OwnedFd,
     gate: Mutex<Gate>,
-    /// Tells the driver that the gate was closed.
+    /// Tells the driver that the gate stays closed with nobody driving.
     closed: Notify,
 }
 
@@ -31,6 +31,8 @@ struct Gate {
     driving: usize,
     /// How many have ever begun.
     begun: u64,
+    /// The driver looks whether it is to be opened.
+    watched: bool,
 }
 
 /// How long the gate may stay closed with nobody driving: once or twice this.
@@ -46,7 +48,7 @@ impl Sleeper {
         let (inner, outer) = (make()?, make()?);
         epoll::add(&outer, &inner, DATA, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
             .map_err(|e| Error::io("nest an epoll", e))?;
-        let gate = Mutex::new(Gate { open: true, driving: 0, begun: 0 });
+        let gate = Mutex::new(Gate { open: true, driving: 0, begun: 0, watched: false });
         Ok(Self { inner, outer, gate, closed: Notify::new() })
     }
 
@@ -80,7 +82,6 @@ impl Sleeper {
         if gate.open {
             self.set(&mut gate, false);
             closing();
-            self.closed.notify_one();
         }
     }
 
@@ -89,9 +90,15 @@ impl Sleeper {
     pub(crate) fn end_driving(&self, soon: bool, opening: impl FnOnce()) {
         let mut gate = self.gate.lock();
         gate.driving -= 1;
-        if gate.driving == 0 && soon && !gate.open {
+        if gate.driving > 0 || gate.open {
+            return;
+        }
+        if soon {
             opening();
             self.set(&mut gate, true);
+        } else if !gate.watched {
+            gate.watched = true;
+            self.closed.notify_one();
         }
     }
 
@@ -114,6 +121,7 @@ impl Sleeper {
                 tokio::time::sleep(pause).await;
                 let mut gate = self.gate.lock();
                 if gate.open {
+                    gate.watched = false;
                     break;
                 }
                 if gate.driving > 0 {
@@ -123,6 +131,7 @@ impl Sleeper {
                 } else if seen == Some(gate.begun) {
                     opening();
                     self.set(&mut gate, true);
+                    gate.watched = false;
                     break;
                 } else {
                     pause = LINGER;
