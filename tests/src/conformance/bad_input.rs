@@ -31,7 +31,9 @@ pub async fn overlapping_source_and_target_are_refused(world: World) {
     assert_eq!(crate::pattern::differs(&contents(&region), 1), None);
     assert_eq!(region.signal(0).unwrap(), 0);
     // Neighbours do not overlap, and nothing overlaps nothing.
+    own.ready().await.unwrap();
     own.put_from(16, slice.clone()).unwrap().await.unwrap();
+    own.ready().await.unwrap();
     own.put_from(0, region.slice(0..0).unwrap()).unwrap().await.unwrap();
     assert_eq!(contents(&region)[16..32], contents(&region)[..16]);
 }
