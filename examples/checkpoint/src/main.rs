@@ -1,0 +1,4 @@
+//! The program `checkpoint`.
+#![forbid(unsafe_code)]
+
+fn main() {}
