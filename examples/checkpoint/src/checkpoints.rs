@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use crate::checkpoint::{Checkpoint, Wrong};
 use crate::digest::Digest;
 use crate::disk::{Disk, Lock, Named, RealDisk};
-use crate::load::Checkpoint;
 use crate::manifest::{self, Manifest, Written, is_save_id};
 use crate::plan::{Plan, PlannedFile};
 use crate::pool::Pool;
@@ -146,6 +146,16 @@ impl Checkpoints {
     pub fn checkpoint(&self, step: u64) -> Result<Checkpoint> {
         let manifest = self.inspect(step).map_err(|why| Error::Incomplete { step, why })?;
         Ok(self.opened(manifest))
+    }
+
+    /// Reads everything that a step's manifest names, and compares each block with its digest. What is wrong, in the order of
+    /// files and blocks; nothing when all is as it was written.
+    ///
+    /// # Errors
+    /// [`Error::Incomplete`] when there is no manifest that could be compared with, or it is another save's.
+    pub fn verify(&self, step: u64) -> Result<Vec<Wrong>> {
+        let manifest = self.manifest(step).map_err(|why| Error::Incomplete { step, why })?;
+        Ok(self.opened(manifest).verify())
     }
 
     fn opened(&self, manifest: Manifest) -> Checkpoint {
@@ -356,6 +366,13 @@ impl Checkpoints {
 
     /// The manifest of a complete checkpoint, or why the step is none.
     fn inspect(&self, step: u64) -> Result<Manifest, String> {
+        let manifest = self.manifest(step)?;
+        self.check_files(&manifest)?;
+        Ok(manifest)
+    }
+
+    /// The manifest of a step, if it is whole and belongs there.
+    fn manifest(&self, step: u64) -> Result<Manifest, String> {
         let (disk, dir) = (&self.options.disk, self.step_dir(step));
         let path = dir.join(manifest::NAME);
         let size = disk.size(&path).map_err(|error| match error.kind() {
@@ -381,7 +398,6 @@ impl Checkpoints {
                 manifest.save
             ));
         }
-        self.check_files(&manifest)?;
         Ok(manifest)
     }
 

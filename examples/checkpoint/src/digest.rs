@@ -26,6 +26,12 @@ impl Digest {
     /// Of registered memory: bytes that nobody writes meanwhile.
     pub(crate) fn of_slice(slice: &Slice) -> Result<Self> {
         let mut hasher = Xxh3::new();
+        Self::update(&mut hasher, slice)?;
+        Ok(hasher.into())
+    }
+
+    /// Goes on with registered memory.
+    pub(crate) fn update(hasher: &mut Xxh3, slice: &Slice) -> Result<()> {
         let mut chunk = [0; CHUNK];
         let mut at = 0;
         while at < slice.size() {
@@ -34,7 +40,7 @@ impl Digest {
             hasher.update(piece);
             at += piece.len();
         }
-        Ok(Self(hasher.digest128()))
+        Ok(())
     }
 
     /// Of a file: its header, then the digests of its blocks.
@@ -44,6 +50,12 @@ impl Digest {
         for block in blocks {
             hasher.update(&block.0.to_le_bytes());
         }
+        hasher.into()
+    }
+}
+
+impl From<Xxh3> for Digest {
+    fn from(hasher: Xxh3) -> Self {
         Self(hasher.digest128())
     }
 }

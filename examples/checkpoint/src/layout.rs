@@ -81,7 +81,7 @@ impl Layout {
                 return wrong(&format!("shape {:?} has more than 2^48 bits", tensor.shape));
             };
             let row = bits / (tensor.rows() as u64).max(1);
-            if row % 8 != 0 {
+            if !row.is_multiple_of(8) {
                 return wrong(&format!("rows of {row} bits are not whole bytes"));
             }
         }

@@ -9,23 +9,29 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod checkpoints;
 mod digest;
 pub mod disk;
 mod error;
+mod header;
 mod layout;
 mod load;
 mod manifest;
+mod model;
 mod plan;
 mod pool;
 mod save;
 
+pub use checkpoint::{Checkpoint, Wrong};
 pub use checkpoints::{Checkpoints, Committed, Listed, Options};
 pub use digest::Digest;
 pub use error::{Error, Result};
+pub use header::fuzz_header;
 pub use layout::{Layout, Part, Tensor};
-pub use load::{Checkpoint, Into, Wrong};
+pub use load::Target;
 pub use manifest::{Written, fuzz_manifest};
-pub use plan::{BLOCK, Block, OWN_FILE, Piece, Plan};
+pub use model::Model;
+pub use plan::{BLOCK, Block, Piece, Plan};
 pub use safetensors::Dtype;
 pub use save::Save;

@@ -10,13 +10,11 @@ use crate::{Error, Layout, Part, Result};
 /// The usual size of a block: what is staged, digested and written at once.
 pub const BLOCK: usize = 4 << 20;
 
-/// Parts of at least this size, in bytes, have a file of their own; smaller ones share one.
-pub const OWN_FILE: usize = 1 << 20;
-
 /// The files of one shard, and their blocks: a fixed function of layout, shard and block size, so that who fills the blocks
 /// and who writes them agree without a word.
 ///
-/// Each file is a safetensors file. Its data are blocks of one size; the last one is shorter.
+/// Each file is a safetensors file. Parts of at least a quarter of a block have one of their own, and smaller ones share one:
+/// with the usual [`BLOCK`], that is at 1 MiB. A file's data are blocks of one size; the last one is shorter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub(crate) block_size: usize,
@@ -94,7 +92,7 @@ impl Plan {
         }
         check_shard(layout, shard)?;
         let (own, mut shared): (Vec<usize>, Vec<usize>) =
-            (0..shard.len()).partition(|&part| layout.size(&shard[part]) >= OWN_FILE);
+            (0..shard.len()).partition(|&part| layout.size(&shard[part]) >= block_size / 4);
         // Wide elements first: every tensor then begins at a multiple of its element's size.
         shared.sort_by_key(|&part| std::cmp::Reverse(layout.tensors[shard[part].tensor].dtype.bitsize()));
         let mut files: Vec<_> = own

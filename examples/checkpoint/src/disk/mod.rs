@@ -215,6 +215,19 @@ impl Named {
         Ok(done)
     }
 
+    /// As [`Named::read`], into registered memory.
+    pub(crate) fn read_slice(&self, into: &Slice, offset: u64) -> Result<usize> {
+        let mut done = 0;
+        while done < into.size() {
+            let (rest, at) = (into.slice(done..into.size())?, offset + done as u64);
+            match self.file.read_slice(&rest, at).map_err(Error::io_at("read", &self.path, at))? {
+                0 => break,
+                count => done += count,
+            }
+        }
+        Ok(done)
+    }
+
     /// One write, and how far it brought us: a short one ends at the last multiple of the alignment, from where the next
     /// one starts.
     fn step(
