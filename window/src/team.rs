@@ -663,7 +663,7 @@ impl Team {
         for round in 0..rounds(self.size()) {
             let to = self.towards(round);
             let link = self.within(until, "barrier", to, self.link(to)).await?;
-            link.signal(round, 1).map_err(|e| self.tell(to, e))?;
+            link.with_room(|| link.signal(round, 1)).await.map_err(|e| self.tell(to, e))?;
             let from = self.from(round);
             let signal = self.round(from).signal(round)?;
             let came = signal.wait_at_least_async(*count, self.left(until)).await;

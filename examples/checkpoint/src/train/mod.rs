@@ -271,6 +271,11 @@ impl Training {
     }
 }
 
+/// The tensors of the state of a network: all weights, then their first moments, then their second.
+pub(crate) fn layout(width: usize) -> Layout {
+    with_moments(Layout { tensors: Network::new(width).tensors() })
+}
+
 /// The layout with both moments behind the weights.
 fn with_moments(weights: Layout) -> Layout {
     let moments = MOMENTS.iter().flat_map(|prefix| {
