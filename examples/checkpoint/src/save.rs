@@ -24,6 +24,8 @@ use crate::{Error, Part, Result};
 pub struct Save {
     inner: Arc<Inner>,
     pool: Arc<Pool>,
+    /// What tells others that this save is alive: given back when no job of it is left.
+    _alive: Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug)]
@@ -36,8 +38,6 @@ struct Inner {
     files: Vec<Mutex<File>>,
     progress: Mutex<Progress>,
     changed: Condvar,
-    /// What tells others that this save is alive.
-    _alive: Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug, Default)]
@@ -95,8 +95,8 @@ impl Save {
         });
         let files = files.collect();
         let (progress, changed) = Default::default();
-        let inner = Inner { disk, dir, step, save, plan, files, progress, changed, _alive: alive };
-        Self { inner: Arc::new(inner), pool }
+        let inner = Inner { disk, dir, step, save, plan, files, progress, changed };
+        Self { inner: Arc::new(inner), pool, _alive: alive }
     }
 
     /// Its step.

@@ -239,13 +239,17 @@ impl Named {
         call: impl Fn(u64) -> io::Result<usize>,
     ) -> Result<usize> {
         let at = offset + done as u64;
-        let count = call(at).map_err(Error::io_at(action, &self.path, at))?.min(asked);
-        let kept = count - count % self.file.align();
-        if kept == 0 {
-            let why = format!("took {count} of {asked} bytes");
-            return Err(Error::io_at(action, &self.path, at)(io::Error::new(io::ErrorKind::WriteZero, why)));
+        let mut count = 0;
+        // What does not reach the next multiple is written again, and not for ever.
+        for _ in 0..3 {
+            count = call(at).map_err(Error::io_at(action, &self.path, at))?.min(asked);
+            let kept = count - count % self.file.align();
+            if kept > 0 {
+                return Ok(kept);
+            }
         }
-        Ok(kept)
+        let why = format!("took {count} of {asked} bytes");
+        Err(Error::io_at(action, &self.path, at)(io::Error::new(io::ErrorKind::WriteZero, why)))
     }
 }
 
