@@ -25,5 +25,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     if team.rank() == 0 {
         println!("accuracy {:.2} %", 100.0 * training.accuracy()?);
     }
+    training.close()?;
     Ok(())
 }
