@@ -163,6 +163,11 @@ impl Exchange {
         self.window.team().barrier()
     }
 
+    /// Ends the window. Collective.
+    pub(crate) fn close(self) -> Result<()> {
+        self.window.close()
+    }
+
     /// The other trainers; each one begins with another.
     fn others(&self) -> impl Iterator<Item = Rank> + use<> {
         let (rank, size) = (self.rank(), self.size());

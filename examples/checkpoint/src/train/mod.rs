@@ -246,6 +246,14 @@ impl Training {
         Ok(hash.digest())
     }
 
+    /// Ends the training together with the other trainers. One that goes without this has failed, for the others.
+    ///
+    /// # Errors
+    /// [`Error::Window`] as for [`transom::Window::close`].
+    pub(crate) fn close(self) -> Result<()> {
+        Ok(self.exchange.close()?)
+    }
+
     /// Where rows are: in the weights or one of their moments, and the place there.
     fn find(&self, part: &Part) -> Result<(usize, Range<usize>)> {
         let tensors = self.layout.tensors.len() / (1 + MOMENTS.len());
