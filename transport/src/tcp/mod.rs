@@ -24,6 +24,7 @@ mod serve;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
