@@ -18,6 +18,7 @@ use transom_registry::{Cause, Error, Failure, Incarnation, Outcome, Result};
 
 use super::flights::Flights;
 use super::frame::{Header, Opcode};
+use super::protect::{Check, Level, Seal};
 use super::receive::{End, Incoming, Sender, Turn};
 use super::send::{Lane, Queue};
 use super::serve::{Reply, Sink, Target};
@@ -112,12 +113,14 @@ impl Connection {
         peer: Incarnation,
         id: u64,
         crc: bool,
+        level: Level,
     ) -> Result<Arc<Self>> {
         let remote = stream.peer_addr().map_or_else(|_| "?".into(), |a| a.to_string());
         let socket = Arc::new(Socket::new(stream)?);
-        let word = |key: &[u8; 32]| u32::from_le_bytes([key[0], key[1], key[2], key[3]]);
+        let (ours, theirs) = (&session.send_key, &session.receive_key);
+        let check = if crc { Check::new(level, ours) } else { Check::None };
         let out = Out {
-            queue: Queue::new(socket.clone(), word(&session.send_key), crc),
+            queue: Queue::new(socket.clone(), Seal::new(ours), check),
             flights: Flights::default(),
             uses: 0,
             said_idle: false,
@@ -141,7 +144,8 @@ impl Connection {
             remote,
             out: Mutex::new(out),
             incoming: Mutex::new(Incoming::new(
-                word(&session.receive_key),
+                Seal::new(theirs),
+                Check::new(level, theirs),
                 Target::new(&around.host.registry),
             )),
             failure: OnceLock::new(),

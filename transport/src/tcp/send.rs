@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::frame::{self, Header, Opcode};
+use super::protect::{Check, Seal};
 use super::socket::Socket;
-use super::transfer::{Sum, Transfer};
+use super::transfer::Transfer;
 
 /// Small frames of a queue are put together up to this size.
 const TOGETHER: usize = 64 << 10;
@@ -28,8 +29,8 @@ pub(crate) enum Lane {
 #[derive(Debug)]
 pub(crate) struct Queue {
     socket: Arc<Socket>,
-    key: u32,
-    crc: bool,
+    seal: Seal,
+    check: Check,
     requests: VecDeque<Chunk>,
     replies: VecDeque<Chunk>,
     /// What is being written, and how far.
@@ -74,11 +75,11 @@ enum What {
 }
 
 impl Queue {
-    pub(crate) fn new(socket: Arc<Socket>, key: u32, crc: bool) -> Self {
+    pub(crate) fn new(socket: Arc<Socket>, seal: Seal, check: Check) -> Self {
         Self {
             socket,
-            key,
-            crc,
+            seal,
+            check,
             requests: VecDeque::new(),
             replies: VecDeque::new(),
             current: Vec::new(),
@@ -190,15 +191,17 @@ impl Queue {
             self.next += 1;
         }
         header.ack = self.ack();
-        let mut sum = Sum::new(self.crc);
+        let mut sum = self.check.begin();
         payload.iter().for_each(|part| sum.add(part));
         sum.seal(&mut header, payload.iter().map(|part| part.len() as u64).sum());
-        let head = header.encode(self.key);
+        let mut head = header.encode();
         let size = frame::SIZE + header.size as usize;
         let mut sent = 0;
         if self.is_empty() && self.broken.is_none() {
+            self.seal.seal(&mut head);
             sent = self.write_through(&head, payload, size);
             if sent > 0 {
+                self.seal.advance();
                 self.wrote = true;
                 self.told = header.ack;
                 if lane == Lane::Requests {
@@ -284,7 +287,7 @@ impl Queue {
             (false, false) => Lane::Replies,
         };
         self.replied = lane == Lane::Replies;
-        let (ack, crc, key) = (self.ack(), self.crc, self.key);
+        let (ack, check) = (self.ack(), self.check.clone());
         let (mut current, mut spare) = (std::mem::take(&mut self.current), std::mem::take(&mut self.spare));
         self.at = 0;
         let Some(chunk) = self.lane(lane).front_mut() else { return false };
@@ -301,13 +304,14 @@ impl Queue {
                     std::mem::swap(&mut current, &mut spare);
                 }
                 let sequence = transfer.header.sequence;
-                let over = transfer.frame(&mut current, ack, crc, key);
+                let over = transfer.frame(&mut current, ack, &check);
                 (if lane == Lane::Requests { sequence } else { 0 }, ack, over)
             }
         };
         if over && let Some(Chunk { what: What::Bytes(_), .. }) = self.lane(lane).pop_front() {
             self.copied -= current.len();
         }
+        self.seal(&mut current);
         (self.current, self.spare) = (current, spare);
         self.begun = self.begun.max(begun);
         self.told = self.told.max(told);
@@ -323,9 +327,21 @@ impl Queue {
         header.ack = self.ack();
         self.told = header.ack;
         self.current.clear();
-        self.current.extend(header.encode(self.key));
+        self.current.extend(header.encode());
+        let mut current = std::mem::take(&mut self.current);
+        self.seal(&mut current);
+        self.current = current;
         self.at = 0;
         true
+    }
+
+    /// Gives whole frames their MACs, at the moment when their place in the stream is certain.
+    fn seal(&mut self, mut frames: &mut [u8]) {
+        while let Some((head, rest)) = frames.split_first_chunk_mut() {
+            self.seal.seal(head);
+            self.seal.advance();
+            frames = rest.split_at_mut(Header::size_of(head).min(rest.len())).1;
+        }
     }
 
     /// Writes what can be written. Returns how many bytes that was.

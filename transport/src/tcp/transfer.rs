@@ -5,6 +5,7 @@ use transom_registry::exposed::Exposed;
 
 use super::control;
 use super::frame::{self, Header, Opcode, flag};
+use super::protect::{Check, Sum};
 
 /// Payload bytes of a frame that comes from registered memory.
 const FRAME: u64 = 512 << 10;
@@ -103,11 +104,11 @@ impl Transfer {
         if self.header.opcode == Opcode::Accumulate { frame::MOST_ACCUMULATE } else { FRAME }
     }
 
-    /// Makes the next frame. Returns whether it is the last.
-    pub(crate) fn frame(&mut self, into: &mut Vec<u8>, ack: u64, crc: bool, key: u32) -> bool {
+    /// Makes the next frame, with no MAC yet. Returns whether it is the last.
+    pub(crate) fn frame(&mut self, into: &mut Vec<u8>, ack: u64, check: &Check) -> bool {
         let mut header = self.header;
         let most = self.most();
-        let mut sum = Sum::new(crc);
+        let mut sum = check.begin();
         let (table, size) = match &mut self.from {
             From::List(_, _, parts) => {
                 let (table, size) = parts.frame(self.left);
@@ -125,13 +126,13 @@ impl Transfer {
         let mut rest = &mut into[start..];
         match &mut self.from {
             From::List(exposed, at, _) | From::Range(exposed, at) => {
-                sum.read(exposed, *at, rest);
+                read(&mut sum, exposed, *at, rest);
                 *at += size;
             }
             From::Parts(exposed, parts) => {
                 while let Some((offset, part)) = parts.peek(rest.len() as u64).filter(|(_, part)| *part > 0) {
                     let (now, later) = rest.split_at_mut(part as usize);
-                    sum.read(exposed, offset, now);
+                    read(&mut sum, exposed, offset, now);
                     parts.advance(part);
                     rest = later;
                 }
@@ -150,46 +151,18 @@ impl Transfer {
         }
         header.ack = ack;
         sum.seal(&mut header, size + table.len() as u64);
-        let head = header.encode(key);
+        let head = header.encode();
         into[..frame::SIZE].copy_from_slice(&head);
         last
     }
 }
 
-/// The checksum of a payload, if there is to be one.
-#[derive(Debug)]
-pub(crate) struct Sum {
-    crc: Option<u32>,
-}
-
-impl Sum {
-    pub(crate) fn new(wanted: bool) -> Self {
-        Self { crc: wanted.then_some(0) }
-    }
-
-    pub(crate) fn add(&mut self, bytes: &[u8]) {
-        if let Some(crc) = &mut self.crc {
-            *crc = crc32c::crc32c_append(*crc, bytes);
-        }
-    }
-
-    /// Copies exposed memory, block by block, so that the sum finds each in the nearest cache.
-    fn read(&mut self, exposed: &Exposed, mut offset: u64, into: &mut [u8]) {
-        for block in into.chunks_mut(BLOCK) {
-            // The range was checked when the slice was made, or the operation taken.
-            let _ = exposed.read(offset, block);
-            self.add(block);
-            offset += block.len() as u64;
-        }
-    }
-
-    pub(crate) fn seal(&self, header: &mut Header, size: u64) {
-        header.size = size;
-        if let Some(crc) = self.crc
-            && size > 0
-        {
-            header.flags |= flag::CRC;
-            header.crc = crc;
-        }
+/// Copies exposed memory, block by block, so that the sum finds each in the nearest cache.
+fn read(sum: &mut Sum, exposed: &Exposed, mut offset: u64, into: &mut [u8]) {
+    for block in into.chunks_mut(BLOCK) {
+        // The range was checked when the slice was made, or the operation taken.
+        let _ = exposed.read(offset, block);
+        sum.add(block);
+        offset += block.len() as u64;
     }
 }
