@@ -77,8 +77,7 @@ impl Progress {
     ) -> Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::from_micros(1) };
-        let sleeper = Sleeper::new()?;
-        sleeper.add(page.bell_fd())?;
+        let sleeper = Sleeper::new(page.bell_fd())?;
         Ok(Arc::new(Self {
             seat: Seat::new(Vec::new()),
             transports: RwLock::default(),
@@ -146,13 +145,11 @@ impl Progress {
         if over() {
             return true;
         }
-        let polled = self.is_polled();
         if self.spin_time().is_zero() {
-            if polled {
-                self.poll();
-            }
-            return over();
+            // Who sleeps polls on its way.
+            return false;
         }
+        let polled = self.is_polled();
         let _driving = polled.then(|| Driving::begin(self));
         let since = Instant::now();
         let spin = self.spin_time().min(timeout);
@@ -222,6 +219,7 @@ impl Progress {
     /// Everything that there is to do now: what the driver does when it is woken.
     pub(crate) fn drive(&self) {
         self.page.hush();
+        word::disarm(self.page.asleep());
         while self.is_polled() {
             match self.try_poll() {
                 Some(true) => {}
@@ -384,8 +382,11 @@ impl Progress {
         let quiet = self.transports.read().iter().all(|transport| transport.arm().unwrap_or(false));
         let work = self.poll_seated(&mut seat);
         if quiet && work == 0 && seat.is_empty() && !me.woken.swap(false, Ordering::SeqCst) && !look() {
-            self.sleeper.sleep(at_most);
-            self.page.hush();
+            if self.sleeper.sleep(at_most) {
+                self.page.hush();
+            }
+            // What we apply is seen by the scan below: we need not ring for ourselves.
+            word::disarm(self.page.asleep());
         }
         me.on_descriptors.store(false, Ordering::SeqCst);
         let work = work + self.poll_seated(&mut seat);
