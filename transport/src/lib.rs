@@ -65,7 +65,7 @@ pub mod token;
 pub use context::{Context, ContextBuilder, DEFAULT_TIMEOUT, Opener};
 pub use list::List;
 pub use peer::Peer;
-pub use progress::Wait;
+pub use progress::{ProgressMode, Wait};
 pub use region::PeerRegion;
 pub use request::Request;
 pub use secret::Secret;
