@@ -77,6 +77,6 @@ pub use spec::{Open, VARIABLE, register_transport, transport_names};
 pub use tcp::{fuzz_control as fuzz_tcp_control, fuzz_frame as fuzz_tcp_frame};
 pub use transom_registry::element::{Atomic, Dtype, Element, Reduce};
 pub use transom_registry::{
-    Access, Cause, Error, Failure, File, Foreign, Host, Incarnation, Kind, Memory, MemoryRegion, Outcome,
-    RemoteRegion, Result, Slice, Stale,
+    Access, Cause, Error, Failure, File, Foreign, Host, HostBuilder, Incarnation, Kind, Memory, MemoryRegion,
+    Outcome, RemoteRegion, Result, Slice, Stale,
 };
