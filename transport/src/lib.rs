@@ -44,6 +44,7 @@ pub mod clock;
 mod context;
 mod fork;
 pub mod handshake;
+mod hidden;
 mod late;
 mod list;
 mod local;
