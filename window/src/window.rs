@@ -94,7 +94,8 @@ impl WindowBuilder<'_> {
         self
     }
 
-    /// What the other ranks may do with this rank's part; everything without it.
+    /// What the other ranks may do with this rank's part; everything without it. New memory that they may neither write nor
+    /// use atomics on is [sealed](transom_transport::HostBuilder::read_only_to_peers) against everybody but this process.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -145,7 +146,11 @@ impl WindowBuilder<'_> {
 
     fn part(&self) -> Result<MemoryRegion> {
         match &self.part {
-            Part::Size(size) => self.team.context().register(Host::new(*size)?, self.signals),
+            Part::Size(size) => {
+                let read_only = self.access & (Access::WRITE | Access::ATOMIC) == Access::NONE;
+                let memory = Host::builder(*size).read_only_to_peers(read_only).build()?;
+                self.team.context().register(memory, self.signals)
+            }
             Part::Region(region) => Ok(region.clone()),
         }
     }

@@ -105,6 +105,21 @@ impl Sleeper {
         }
     }
 
+    /// As [`begin_driving`](Self::begin_driving), where there is no driver: the gate stays as it is.
+    pub(crate) fn begin_driving_alone(&self, closing: impl FnOnce()) {
+        let mut gate = self.gate.lock();
+        gate.driving += 1;
+        // Who sleeps on the descriptors has armed them, and needs them so.
+        if gate.driving == 1 {
+            closing();
+        }
+    }
+
+    /// The end of [`begin_driving_alone`](Self::begin_driving_alone).
+    pub(crate) fn end_driving_alone(&self) {
+        self.gate.lock().driving -= 1;
+    }
+
     /// The driver has looked: it wants to be woken again, unless others drive.
     pub(crate) fn driver_looked(&self) {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: DATA }];

@@ -92,6 +92,7 @@ impl PeerRegion {
         post: impl FnMut() -> Option<Result<()>>,
     ) -> Result<()> {
         let progress = &self.shared.peer.0.context.progress;
+        progress.drive_in_begin();
         match progress.block_until(operation, self.timeout, post)? {
             Some(result) => result,
             None => Err(Error::Expired {

@@ -69,6 +69,10 @@ impl Connection {
                 return;
             }
         }
+        // Where no thread drives, what was begun still says that we live.
+        if !out.queue.is_empty() {
+            out.queue.flush();
+        }
         if out.queue.is_empty() {
             if out.queue.owed() > 0 {
                 out.queue.acknowledge();
