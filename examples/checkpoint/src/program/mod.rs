@@ -8,6 +8,7 @@ mod list;
 mod options;
 mod pattern;
 mod report;
+mod soak;
 mod state;
 mod trainer;
 mod training;
@@ -28,6 +29,7 @@ pub(crate) fn run() -> Result<ExitCode, Failed> {
         Some(Command::Ls { dir }) => list::ls(&dir),
         Some(Command::Verify { dir, step }) => list::verify(&dir, step),
         Some(Command::Bench(options)) => bench::run(&options),
+        Some(Command::Pattern(options)) => soak::run(&options),
     }
 }
 

@@ -34,6 +34,9 @@ pub(crate) enum Command {
     },
     /// Measure, without training: how long a save blocks, bytes to disk, load, memory over many saves
     Bench(Bench),
+    /// Save a pattern again and again: what tests kill
+    #[command(hide = true)]
+    Pattern(Pattern),
 }
 
 /// Who takes part, and how they reach each other.
@@ -144,4 +147,18 @@ pub(crate) struct Bench {
     /// Repetitions of the other tests
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Pattern {
+    #[command(flatten)]
+    pub(crate) job: Job,
+    #[command(flatten)]
+    pub(crate) keeping: Keeping,
+    /// Size of the state in KiB
+    #[arg(long, default_value_t = 6 << 10)]
+    pub(crate) size: u64,
+    /// How many saves
+    #[arg(long, default_value_t = 4)]
+    pub(crate) saves: u64,
 }

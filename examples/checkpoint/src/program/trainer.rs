@@ -58,10 +58,10 @@ pub(crate) fn train(
     let mut seen = Seen { shard: state.parts()?.iter().map(|part| part.len()).sum(), ..Seen::default() };
     let mut last = None;
     for step in course.from + 1..=course.steps {
+        let under_way = last.is_some_and(|last| saver.durable().is_ok_and(|durable| durable < last));
         let since = Instant::now();
         let loss = state.step()?;
         let took = since.elapsed().as_secs_f64();
-        let under_way = last.is_some_and(|last| saver.durable().is_ok_and(|durable| durable < last));
         if under_way {
             seen.busy.push(took)
         } else {
