@@ -228,8 +228,8 @@ impl Checkpoints {
             file.write_all(&bytes)?;
             file.sync()?;
             disk.rename(&unfinished, &name).map_err(Error::io("rename", &unfinished))?;
-            disk.sync_dir(&dir).map_err(Error::io("sync", &dir))?;
-            disk.sync_dir(&self.dir).map_err(Error::io("sync", &self.dir))
+            // With this the manifest is durable, and so are the names of the files; that of the step was before.
+            disk.sync_dir(&dir).map_err(Error::io("sync", &dir))
         })();
         if let Err(error) = done {
             // It may or may not be durable: then it is better not to be there at all.

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use transom::Slice;
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::{XxHash3_128, xxhash3_128};
 
 use crate::Result;
 
@@ -13,50 +13,65 @@ use crate::Result;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(u128);
 
-/// How much of a slice is looked at once: what stays in the nearest cache.
-const CHUNK: usize = 16 << 10;
-
 impl Digest {
     /// Of some bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
-        Self(xxhash_rust::xxh3::xxh3_128(bytes))
+        Self(XxHash3_128::oneshot(bytes))
     }
 
     /// Of registered memory: bytes that nobody writes meanwhile.
     pub(crate) fn of_slice(slice: &Slice) -> Result<Self> {
-        let mut hasher = Xxh3::new();
-        Self::update(&mut hasher, slice)?;
-        Ok(hasher.into())
+        let mut hasher = Hasher::new();
+        hasher.update_slice(slice)?;
+        Ok(hasher.digest())
     }
 
-    /// Goes on with registered memory.
-    pub(crate) fn update(hasher: &mut Xxh3, slice: &Slice) -> Result<()> {
-        let mut chunk = [0; CHUNK];
+    /// Of a file: its header, then the digests of its blocks.
+    pub(crate) fn of_file(header: Self, blocks: &[Self]) -> Self {
+        let mut hasher = Hasher::new();
+        hasher.update(&header.0.to_le_bytes());
+        for block in blocks {
+            hasher.update(&block.0.to_le_bytes());
+        }
+        hasher.digest()
+    }
+}
+
+/// A digest of bytes that come one after the other.
+pub(crate) struct Hasher {
+    state: xxhash3_128::Hasher,
+    /// For registered memory, which no reference is made to.
+    chunk: Vec<u8>,
+}
+
+/// How much registered memory is copied and looked at at once: what stays in a near cache.
+const CHUNK: usize = 64 << 10;
+
+impl Hasher {
+    pub(crate) fn new() -> Self {
+        Self { state: xxhash3_128::Hasher::new(), chunk: Vec::new() }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.state.write(bytes);
+    }
+
+    pub(crate) fn update_slice(&mut self, slice: &Slice) -> Result<()> {
+        self.chunk.resize(CHUNK.min(slice.size()).max(self.chunk.len()), 0);
         let mut at = 0;
         while at < slice.size() {
-            let piece = &mut chunk[..CHUNK.min(slice.size() - at)];
+            let piece = CHUNK.min(slice.size() - at);
+            let piece = &mut self.chunk[..piece];
             slice.read(at, piece)?;
-            hasher.update(piece);
+            self.state.write(piece);
             at += piece.len();
         }
         Ok(())
     }
 
-    /// Of a file: its header, then the digests of its blocks.
-    pub(crate) fn of_file(header: Self, blocks: &[Self]) -> Self {
-        let mut hasher = Xxh3::new();
-        hasher.update(&header.0.to_le_bytes());
-        for block in blocks {
-            hasher.update(&block.0.to_le_bytes());
-        }
-        hasher.into()
-    }
-}
-
-impl From<Xxh3> for Digest {
-    fn from(hasher: Xxh3) -> Self {
-        Self(hasher.digest128())
+    pub(crate) fn digest(&self) -> Digest {
+        Digest(self.state.finish_128())
     }
 }
 

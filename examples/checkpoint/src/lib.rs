@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod checkpoint;
 mod checkpoints;
 mod digest;

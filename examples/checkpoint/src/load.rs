@@ -6,9 +6,8 @@ use std::thread;
 
 use parking_lot::Mutex;
 use transom::Slice;
-use xxhash_rust::xxh3::Xxh3;
 
-use crate::digest::Digest;
+use crate::digest::{Digest, Hasher};
 use crate::disk::{Aligned, Named};
 use crate::{Error, Layout, Part, Result};
 
@@ -66,14 +65,14 @@ impl<'a> Target<'a> {
         range: Range<usize>,
         from: &Named,
         offset: u64,
-        digest: &mut Option<Xxh3>,
+        digest: &mut Option<Hasher>,
     ) -> Result<usize> {
         match self {
             Self::Slice(slice) => {
                 let slice = slice.slice(range)?;
                 let got = from.read_slice(&slice, offset)?;
                 if let Some(digest) = digest {
-                    Digest::update(digest, &slice.slice(0..got)?)?;
+                    digest.update_slice(&slice.slice(0..got)?)?;
                 }
                 Ok(got)
             }
@@ -233,7 +232,18 @@ impl Stored<'_> {
         buffer: &mut Aligned,
     ) -> Result<()> {
         let (offset, size) = self.block(block);
-        let mut digest = self.digests.map(|_| Xxh3::new());
+        let mut digest = self.digests.map(|_| Hasher::new());
+        // Where all of the block is read anyway, and memory does not have it, it comes straight from the disk.
+        let all = digest.is_some() || pieces.iter().map(|(within, _)| within.len()).sum::<usize>() == size;
+        if all && let Some(got) = self.file.read_uncached(buffer, size, offset)? {
+            self.whole(block, got, size)?;
+            let bytes = &buffer.bytes()[..size];
+            digest.iter_mut().for_each(|digest| digest.update(bytes));
+            for (within, target) in &mut pieces {
+                target.write(0, &bytes[within.clone()])?;
+            }
+            return self.compare(block, digest);
+        }
         // Where a piece is alone in what is read, its bytes go there without a stop.
         let alone = pieces.len() == 1 && pieces[0].0 == (0..size);
         if digest.is_none() || alone {
@@ -247,22 +257,20 @@ impl Stored<'_> {
                     done = end;
                 }
             }
-        } else {
-            let mut at = 0;
-            while at < size {
-                let chunk = at..size.min(at + CHUNK);
-                let bytes = &mut buffer.bytes_mut()[..chunk.len()];
-                let got = self.file.read(bytes, offset + at as u64)?;
-                self.whole(block, got, bytes.len())?;
-                digest.iter_mut().for_each(|digest| digest.update(bytes));
-                for (within, target) in &mut pieces {
-                    let common = within.start.max(chunk.start)..within.end.min(chunk.end);
-                    if !common.is_empty() {
-                        let from = &bytes[common.start - chunk.start..common.end - chunk.start];
-                        target.write(common.start - within.start, from)?;
-                    }
+            return self.compare(block, digest);
+        }
+        for at in (0..size).step_by(CHUNK) {
+            let chunk = at..size.min(at + CHUNK);
+            let bytes = &mut buffer.bytes_mut()[..chunk.len()];
+            let got = self.file.read(bytes, offset + at as u64)?;
+            self.whole(block, got, bytes.len())?;
+            digest.iter_mut().for_each(|digest| digest.update(bytes));
+            for (within, target) in &mut pieces {
+                let common = within.start.max(chunk.start)..within.end.min(chunk.end);
+                if !common.is_empty() {
+                    let from = &bytes[common.start - chunk.start..common.end - chunk.start];
+                    target.write(common.start - within.start, from)?;
                 }
-                at = chunk.end;
             }
         }
         self.compare(block, digest)
@@ -281,9 +289,9 @@ impl Stored<'_> {
         Err(Error::corrupt(self.file.path(), format!("block {block}"), why))
     }
 
-    fn compare(&self, block: usize, digest: Option<Xxh3>) -> Result<()> {
+    fn compare(&self, block: usize, digest: Option<Hasher>) -> Result<()> {
         let (Some(digest), Some(digests)) = (digest, self.digests) else { return Ok(()) };
-        let found = Digest::from(digest);
+        let found = digest.digest();
         match digests.get(block) {
             Some(expected) if *expected == found => Ok(()),
             expected => {

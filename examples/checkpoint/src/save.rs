@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::HashSet;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
@@ -95,8 +95,15 @@ impl Save {
         });
         let files = files.collect();
         let (progress, changed) = Default::default();
+        let parent = dir.parent().map(Path::to_path_buf);
         let inner = Inner { disk, dir, step, save, plan, files, progress, changed };
-        Self { inner: Arc::new(inner), pool, _alive: alive }
+        let save = Self { inner: Arc::new(inner), pool, _alive: alive };
+        // The name of the step becomes durable while its bytes are written.
+        save.queue(move |inner| {
+            let Some(parent) = parent else { return Ok(()) };
+            inner.disk.sync_dir(&parent).map_err(Error::io("sync", &parent))
+        });
+        save
     }
 
     /// Its step.
@@ -275,14 +282,22 @@ impl Inner {
         Ok(copies)
     }
 
+    /// Makes the file and writes its header.
     fn create(&self, file: usize, state: &mut File) -> Result<()> {
         let planned = &self.plan.files[file];
         let path = self.dir.join(&planned.name);
         let new = Named::create(&*self.disk, path, planned.header.len() as u64 + planned.data_size);
-        // A file that there was no room for may be there all the same.
-        let exists = |error: &Error| matches!(error, Error::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists);
-        state.made = !new.as_ref().is_err_and(exists);
-        state.new = Some(new?);
+        // A file that there was no room for may be there all the same; one that was there is not this save's.
+        state.made |=
+            !matches!(&new, Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::AlreadyExists);
+        let written = new.and_then(|new| {
+            let mut header = Aligned::new(planned.header.len());
+            header.bytes_mut().copy_from_slice(&planned.header);
+            new.write_padded(&mut header, planned.header.len(), 0)?;
+            Ok(new)
+        });
+        // Told while the file is locked: the next one finds a file that is there, and that is not what is to be known.
+        state.new = Some(written.inspect_err(|error| self.fail(error))?);
         Ok(())
     }
 
@@ -325,9 +340,6 @@ impl Inner {
             drop(state);
             if let Some(new) = new {
                 let planned = &self.plan.files[file];
-                let mut header = Aligned::new(planned.header.len());
-                header.bytes_mut().copy_from_slice(&planned.header);
-                new.write_padded(&mut header, planned.header.len(), 0)?;
                 new.set_size(planned.header.len() as u64 + planned.data_size)?;
                 new.sync()?;
             }

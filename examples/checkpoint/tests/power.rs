@@ -93,9 +93,11 @@ fn power_cuts(states: &[State; 3], incremental: bool) {
     assert_eq!(committed.removed, [1]);
     assert_eq!(committed.linked > 0, incremental);
     let log = disk.log();
-    // The last sync of the directory that holds the steps ends the promise.
+    // With the first sync of a directory after the rename, the new one is promised.
+    let named = |op: &Op| matches!(op, Op::Names { changes, .. } if changes.len() == 2);
+    let renamed = log.iter().position(named).unwrap();
     let committed =
-        log.iter().position(|op| matches!(op, Op::SyncDir { dir } if *dir == root())).unwrap() + 1;
+        renamed + log[renamed..].iter().position(|op| matches!(op, Op::SyncDir { .. })).unwrap() + 1;
     assert!(log.len() > committed + 3 && committed > 20, "{committed} of {}", log.len());
     cuts(&before, &log, committed, &layout, states, incremental);
 }

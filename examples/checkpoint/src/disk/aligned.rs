@@ -19,6 +19,13 @@ impl Aligned {
         Self { whole, start, size }
     }
 
+    /// Makes it at least so large; what was in it is lost when it grows.
+    pub(crate) fn grow(&mut self, size: usize) {
+        if size > self.size {
+            *self = Self::new(size);
+        }
+    }
+
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.whole[self.start..self.start + self.size]
     }

@@ -114,6 +114,19 @@ pub trait DiskFile: Debug + Send + Sync {
     /// # Errors
     /// As above.
     fn read(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
+    /// Whether reading these bytes would find them in memory, as far as that is told quickly.
+    fn is_cached(&self, offset: u64, size: usize) -> bool {
+        let _ = (offset, size);
+        true
+    }
+    /// As [`DiskFile::read`], for bytes that are not in memory and will not be read again soon. Address, size and offset are
+    /// multiples of [`ALIGN`].
+    ///
+    /// # Errors
+    /// As above.
+    fn read_uncached(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.read(into, offset)
+    }
     /// Sets the size, in bytes.
     ///
     /// # Errors
@@ -213,6 +226,36 @@ impl Named {
             }
         }
         Ok(done)
+    }
+
+    /// As [`Named::read`] for a range at a multiple of [`ALIGN`], straight from the disk. `None` where memory has it, or the
+    /// range begins elsewhere.
+    pub(crate) fn read_uncached(
+        &self,
+        into: &mut Aligned,
+        size: usize,
+        offset: u64,
+    ) -> Result<Option<usize>> {
+        if !offset.is_multiple_of(ALIGN as u64) || self.file.is_cached(offset, size) {
+            return Ok(None);
+        }
+        into.grow(size);
+        let whole = size.next_multiple_of(ALIGN);
+        let mut done = 0;
+        while done < size {
+            let at = offset + done as u64;
+            let rest = &mut into.bytes_mut()[done..whole];
+            let count = self.file.read_uncached(rest, at).map_err(Error::io_at("read", &self.path, at))?;
+            done += count;
+            // The file ends, or what comes next is no longer aligned.
+            if count == 0 || !count.is_multiple_of(ALIGN) {
+                break;
+            }
+        }
+        if done < size {
+            done += self.read(&mut into.bytes_mut()[done..size], offset + done as u64)?;
+        }
+        Ok(Some(done.min(size)))
     }
 
     /// As [`Named::read`], into registered memory.

@@ -2,13 +2,13 @@
 
 use std::any::Any;
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
 use transom::Slice;
 
 use super::{ALIGN, Disk, DiskFile, Lock};
@@ -35,8 +35,11 @@ impl RealDisk {
 
 #[derive(Debug)]
 struct RealFile {
+    /// Direct, where that is wanted and possible, if it is written.
     file: File,
-    direct: bool,
+    align: usize,
+    /// The same file with direct I/O, if it is read and the file system has that.
+    uncached: Option<File>,
 }
 
 fn open(path: &Path, flags: OFlags) -> Result<File, Errno> {
@@ -52,12 +55,11 @@ impl Disk for RealDisk {
     fn create(&self, path: &Path, size: u64) -> io::Result<Arc<dyn DiskFile>> {
         let file = open(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
         if size > 0 {
-            // Blocks that are there beforehand are written without a change of the file system's tables in between, and a
-            // full disk is told at once.
+            // With the blocks and the size there beforehand, writes at several places go on at the same time, and a full disk
+            // is told at once.
             let room = size.next_multiple_of(ALIGN as u64);
-            match rustix::io::retry_on_intr(|| {
-                rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, room)
-            }) {
+            match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, room))
+            {
                 Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -68,12 +70,15 @@ impl Disk for RealDisk {
             && rustix::fs::fcntl_getfl(&file)
                 .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags | OFlags::DIRECT))
                 .is_ok();
-        Ok(Arc::new(RealFile { file, direct }))
+        Ok(Arc::new(RealFile { file, align: if direct { ALIGN } else { 1 }, uncached: None }))
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>> {
         let file = open(path, OFlags::RDONLY)?;
-        Ok(Arc::new(RealFile { file, direct: false }))
+        // Looking for a page must not read others; reads are large anyway.
+        let _ = rustix::fs::fadvise(&file, 0, None, Advice::Random);
+        let uncached = if self.direct { open(path, OFlags::RDONLY | OFlags::DIRECT).ok() } else { None };
+        Ok(Arc::new(RealFile { file, align: 1, uncached }))
     }
 
     fn size(&self, path: &Path) -> io::Result<u64> {
@@ -143,6 +148,25 @@ impl DiskFile for RealFile {
         retry(|| self.file.read_at(into, offset))
     }
 
+    fn is_cached(&self, offset: u64, size: usize) -> bool {
+        // The first byte and the last stand for all.
+        let cached = |offset| {
+            let mut byte = [0];
+            let into = &mut [IoSliceMut::new(&mut byte)];
+            rustix::io::preadv2(&self.file, into, offset, ReadWriteFlags::NOWAIT).is_ok_and(|count| count > 0)
+        };
+        self.uncached.is_none() || (cached(offset) && cached(offset + size.saturating_sub(1) as u64))
+    }
+
+    fn read_uncached(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        let Some(file) = &self.uncached else { return self.read(into, offset) };
+        match retry(|| file.read_at(into, offset)) {
+            // Not every file system wants what this one was told.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.read(into, offset),
+            other => other,
+        }
+    }
+
     fn set_size(&self, size: u64) -> io::Result<()> {
         retry(|| self.file.set_len(size))
     }
@@ -152,7 +176,7 @@ impl DiskFile for RealFile {
     }
 
     fn align(&self) -> usize {
-        if self.direct { ALIGN } else { 1 }
+        self.align
     }
 }
 
