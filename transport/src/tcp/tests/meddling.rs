@@ -217,16 +217,16 @@ fn repeated_moved_missing_and_reflected_frames_end_the_connection() {
         assert!(led.accuses(Way::ToOwner).contains("MAC"), "moved");
         assert!(!led.put());
 
-        // The user's own frames come back to it in the place of the owner's, each under the number it went with.
-        let mut sent: Vec<Vec<u8>> = Vec::new();
-        let mut came = 0;
+        // The first frame that the user gets is its own first one, under the number that is due.
+        let (mut sent, mut held) = (None, Vec::new());
         let reflect: Meddle = Box::new(move |way, frame| {
             if way == Way::ToOwner {
-                sent.push(frame.clone());
+                sent.get_or_insert_with(|| frame.clone());
                 return vec![frame];
             }
-            came += 1;
-            vec![if came == 1 { sent[0].clone() } else { frame }]
+            held.push(frame);
+            let Some(first) = &sent else { return Vec::new() };
+            [vec![first.clone()], std::mem::take(&mut held)].concat()
         });
         let (owner, user) = pair_with(specs);
         let region = owner.allocate(64, 1).unwrap();
