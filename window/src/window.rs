@@ -524,7 +524,7 @@ impl Window {
         self.request("get", rank, |part| part.get_into(offset, into))
     }
 
-    /// Writes consecutive bytes to the parts of a list. Returns when `from` may be reused.
+    /// Writes bytes to the parts of a list: consecutive ones, or those at its places. Returns when `from` may be reused.
     ///
     /// # Errors
     /// As for [`PeerRegion::put_list`]; [`Error::NoSuchRank`].
@@ -540,7 +540,7 @@ impl Window {
         self.request("put_list", rank, |part| part.put_list_from(list, from))
     }
 
-    /// Reads the parts of a list into consecutive bytes. Returns when the bytes are there.
+    /// Reads the parts of a list into consecutive bytes, or to its places. Returns when the bytes are there.
     ///
     /// # Errors
     /// As for [`PeerRegion::get_list`]; [`Error::NoSuchRank`].
