@@ -1,11 +1,15 @@
 //! The table at the end.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use transom_checkpoint::Roles;
+use transom::Rank;
+use transom_checkpoint::{Role, Roles};
 
+use super::job::Place;
 use super::trainer::{Course, Seen};
+use crate::Failed;
 
 /// What a writer saw.
 #[derive(Debug, Default, Clone, Serialize, Deserialize)]
@@ -17,6 +21,28 @@ pub(crate) struct Wrote {
     pub(crate) abandoned: Vec<(u64, String)>,
     /// Bytes a second that the disk takes at most, as often as it was measured.
     pub(crate) raw: Vec<f64>,
+}
+
+/// Where a rank tells what it saw.
+pub(crate) fn key(rank: Rank) -> String {
+    format!("checkpoint/report/{rank}")
+}
+
+/// What all ranks told that have not failed, by what they do.
+pub(crate) fn collect(place: &Place) -> Result<Vec<(Role, Vec<u8>)>, Failed> {
+    let mut all = Vec::new();
+    for rank in 0..place.team.size() {
+        loop {
+            match place.team.store().get(&key(rank), Duration::from_millis(200)) {
+                Ok(told) => all.push((place.roles.role(rank), told)),
+                Err(transom::Error::Expired { .. }) if place.team.failure(rank).is_none() => continue,
+                Err(transom::Error::Expired { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            break;
+        }
+    }
+    Ok(all)
 }
 
 /// The median, or 0 of nothing.
@@ -119,7 +145,7 @@ pub(crate) fn table(
     out
 }
 
-fn ms(seconds: f64) -> String {
+pub(crate) fn ms(seconds: f64) -> String {
     format!("{:.1} ms", seconds * 1e3)
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Pattern) -> Result<ExitCode, Failed> {
         _ => {
             let options = Options { disk: Arc::new(Watched::default()), ..options.keeping.options() };
             let checkpoints = Checkpoints::create(directory, options)?;
-            writer::write(&staging, &layout, &checkpoints, &crash::Crash::default())?;
+            writer::write(&staging, &layout, &checkpoints, &crash::Crash::default(), &|_| {})?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
 use transom_checkpoint::disk::RealDisk;
 use transom_checkpoint::{BLOCK, Checkpoints, Layout, Model, Role, Saver};
@@ -66,7 +65,7 @@ fn rank(options: &Train) -> Result<(), Failed> {
     let staging = place.stage(&options.job, &layout, BLOCK)?;
     let crash = Crash::from_options(options);
     let store = place.team.store();
-    let mine = format!("checkpoint/report/{}", place.team.rank());
+    let mine = report::key(place.team.rank());
     match (place.roles.role(place.team.rank()), &place.trainers) {
         (Role::Trainer(number), Some(trainers)) => {
             let mut state = state(options, &layout, number, trainers)?;
@@ -86,10 +85,9 @@ fn rank(options: &Train) -> Result<(), Failed> {
         }
         _ => {
             let checkpoints = Checkpoints::create(directory, options.keeping.options())?;
-            let mut wrote = writer::write(&staging, &layout, &checkpoints, &crash)?;
+            let mut wrote = writer::write(&staging, &layout, &checkpoints, &crash, &|_| {})?;
             if !wrote.checkpoints.is_empty() {
-                wrote.raw =
-                    super::bench::raw_limit(directory, layout.tensors.iter().map(|t| t.size()).sum(), 3)?;
+                wrote.raw = super::bench::limit(directory, layout.tensors.iter().map(|t| t.size()).sum(), 3)?;
             }
             store.set(&mine, &serde_json::to_vec(&wrote)?)?;
         }
@@ -136,20 +134,10 @@ fn resume(state: &mut dyn State, directory: &Path, options: &Train, place: &Plac
 fn gather(place: &Place, transports: &str, course: Course) -> Result<String, Failed> {
     let mut seen = Vec::new();
     let mut wrote = Vec::new();
-    for rank in 0..place.team.size() {
-        let key = format!("checkpoint/report/{rank}");
-        let told = loop {
-            match place.team.store().get(&key, Duration::from_millis(200)) {
-                Ok(told) => break Some(told),
-                Err(transom::Error::Expired { .. }) if place.team.failure(rank).is_none() => {}
-                Err(transom::Error::Expired { .. }) => break None,
-                Err(error) => return Err(error.into()),
-            }
-        };
-        match (place.roles.role(rank), told) {
-            (_, None) => {}
-            (Role::Trainer(_), Some(told)) => seen.push(serde_json::from_slice::<Seen>(&told)?),
-            (Role::Writer(_), Some(told)) => wrote.push(serde_json::from_slice::<Wrote>(&told)?),
+    for (role, told) in report::collect(place)? {
+        match role {
+            Role::Trainer(_) => seen.push(serde_json::from_slice::<Seen>(&told)?),
+            Role::Writer(_) => wrote.push(serde_json::from_slice::<Wrote>(&told)?),
         }
     }
     Ok(report::table(place.roles, transports, course, &seen, &wrote))

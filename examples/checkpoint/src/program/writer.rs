@@ -8,12 +8,13 @@ use super::report::Wrote;
 use super::say;
 use crate::Failed;
 
-/// Drains until every trainer has ended.
+/// Drains until every trainer has ended. `committed_step` is told the step of each checkpoint.
 pub(crate) fn write(
     staging: &Staging,
     layout: &Layout,
     checkpoints: &Checkpoints,
     crash: &Crash,
+    committed_step: &(dyn Fn(u64) + Sync),
 ) -> Result<Wrote, Failed> {
     // Training comes first: what is staged can wait.
     let _ = rustix::process::nice(10);
@@ -24,6 +25,7 @@ pub(crate) fn write(
         match report {
             Report::Committed { step, committed, took } => {
                 let (written, linked) = (committed.size - committed.linked, committed.linked);
+                committed_step(step);
                 wrote.lock().checkpoints.push((step, written, linked, took.as_secs_f64()));
             }
             Report::Abandoned { step, error } => {
