@@ -109,8 +109,7 @@ impl<'a> Writer<'a> {
                 .collect();
             drains
                 .into_iter()
-                .map(|drain| drain.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect()
+                .try_for_each(|drain| drain.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         })
     }
 }

@@ -3,9 +3,11 @@
 //!
 //! `TRANSOM_LONG=1` kills at every point of more saves, and more jobs.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -24,6 +26,16 @@ struct Went {
     /// Where a rank was killed.
     killed: Option<String>,
     code: Option<i32>,
+}
+
+/// A launcher; its ranks end with it.
+struct Launcher(Child);
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 struct Directory(PathBuf);
@@ -51,8 +63,8 @@ fn job(dir: &Path, saves: u64, options: &[&str], kill: Option<(u32, u64)>, after
     if let Some((rank, point)) = kill {
         command.env("TRANSOM_CHECKPOINT_KILL", format!("{rank}:{point}"));
     }
-    let mut launcher = command.spawn().unwrap();
-    let (stdout, stderr) = (launcher.stdout.take().unwrap(), launcher.stderr.take().unwrap());
+    let mut launcher = Launcher(command.spawn().unwrap());
+    let (stdout, stderr) = (launcher.0.stdout.take().unwrap(), launcher.0.stderr.take().unwrap());
     let told = std::thread::spawn(move || {
         let lines = BufReader::new(stdout).lines().map_while(Result::ok);
         lines.filter_map(|line| line.strip_prefix("durable ")?.parse().ok()).max().unwrap_or(0)
@@ -65,10 +77,10 @@ fn job(dir: &Path, saves: u64, options: &[&str], kill: Option<(u32, u64)>, after
         assert!(began.elapsed() < Duration::from_secs(60), "the job hangs");
         if after.is_some_and(|after| began.elapsed() >= after) {
             // Its ranks are killed with it.
-            launcher.kill().unwrap();
+            launcher.0.kill().unwrap();
         }
         std::thread::sleep(Duration::from_millis(2));
-        ended = launcher.try_wait().unwrap();
+        ended = launcher.0.try_wait().unwrap();
     }
     let (durable, said) = (told.join().unwrap(), said.join().unwrap());
     let killed =

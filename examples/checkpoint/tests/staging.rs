@@ -1,6 +1,8 @@
 //! The protocol of the staging window, on threads and on the simulated network: what is drained is what was staged, of one
 //! step, whatever the ring's size is and whoever fails.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 use std::sync::Arc;
 use std::time::Duration;
 

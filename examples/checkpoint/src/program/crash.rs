@@ -36,7 +36,7 @@ impl Crash {
     pub(crate) fn at_report(&self, report: &Report, staging: &Staging) {
         let writer = staging.roles().role(staging.team().rank());
         match (report, self.0) {
-            _ if matches!(self.0, None) => point(&format_args!("{report:?}")),
+            _ if self.0.is_none() => point(&format_args!("{report:?}")),
             (Report::Begun { step, .. }, Some((at, Victim::Writer)))
                 if at == *step && writer == Role::Writer(0) =>
             {

@@ -29,6 +29,6 @@ pub(crate) fn fill(layout: &Layout, part: &Part, step: u64, bytes: &mut [u8]) {
 }
 
 fn byte_at(tensor: u64, step: u64, at: u64) -> u8 {
-    let word = (at / 8 ^ tensor << 48 ^ step << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (word ^ word >> 29).to_le_bytes()[(at % 8) as usize]
+    let word = ((at / 8) ^ (tensor << 48) ^ (step << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (word ^ (word >> 29)).to_le_bytes()[(at % 8) as usize]
 }

@@ -103,6 +103,10 @@ pub(crate) fn table(
         };
         line("a step, one under way", ms(median(&busy)), more);
     }
+    let exchange = all(|s| &s.exchange);
+    if !exchange.is_empty() {
+        line("  of which gradients and weights travel", ms(median(&exchange)), String::new());
+    }
     let (blocked, copies, waited) = (all(|s| &s.blocked), all(|s| &s.copies), all(|s| &s.synchronous));
     let worst = blocked.iter().copied().fold(0.0, f64::max);
     line(
@@ -139,6 +143,8 @@ pub(crate) fn table(
     if linked > 0 {
         line("unchanged, linked", format!("{:.0} MB", linked as f64 / 1e6), String::new());
     }
+    let digest = seen.iter().fold(0_u64, |all, s| all.rotate_left(1) ^ s.digest);
+    line("digest of the state", format!("{:08x}", digest >> 32), "the same bits give the same".into());
     for (step, why) in wrote.iter().flat_map(|w| &w.abandoned) {
         let _ = writeln!(out, "no checkpoint of step {step}: {why}");
     }

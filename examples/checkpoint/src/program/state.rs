@@ -6,15 +6,15 @@ use transom_checkpoint::{Layout, Part, Target};
 
 use super::pattern;
 use crate::Failed;
-use crate::train::Training;
+use crate::train::{Step, Training};
 
 /// A trainer's state.
 pub(crate) trait State {
     /// The bytes of each part of this trainer's shard, in the order of [`Layout::shard`].
     fn parts(&self) -> Result<Vec<&[u8]>, Failed>;
 
-    /// Goes one step further. Returns the mean loss, where there is one.
-    fn step(&mut self) -> Result<Option<f64>, Failed>;
+    /// Goes one step further. Tells how, where it trains.
+    fn step(&mut self) -> Result<Option<Step>, Failed>;
 
     /// Takes the state of a saved step: `fill` loads the parts of this trainer's shard.
     fn load(&mut self, step: u64, fill: &mut Fill<'_>) -> Result<(), Failed>;
@@ -22,6 +22,11 @@ pub(crate) trait State {
     /// How good it is, from 0 to 1, where that can be said.
     fn accuracy(&self) -> Result<Option<f32>, Failed> {
         Ok(None)
+    }
+
+    /// Ends it, together with the other trainers.
+    fn close(self: Box<Self>) -> Result<(), Failed> {
+        Ok(())
     }
 }
 
@@ -33,8 +38,8 @@ impl State for Training {
         Training::parts(self).iter().map(|part| Ok(self.part(part)?)).collect()
     }
 
-    fn step(&mut self) -> Result<Option<f64>, Failed> {
-        Ok(Some(Training::step(self)?.loss))
+    fn step(&mut self) -> Result<Option<Step>, Failed> {
+        Ok(Some(Training::step(self)?))
     }
 
     fn load(&mut self, step: u64, fill: &mut Fill<'_>) -> Result<(), Failed> {
@@ -43,6 +48,10 @@ impl State for Training {
 
     fn accuracy(&self) -> Result<Option<f32>, Failed> {
         Ok(Some(Training::accuracy(self)?))
+    }
+
+    fn close(self: Box<Self>) -> Result<(), Failed> {
+        Ok(Training::close(*self)?)
     }
 }
 
@@ -86,7 +95,7 @@ impl State for Fixed {
         Ok(self.parts.iter().map(|(_, bytes)| bytes.as_slice()).collect())
     }
 
-    fn step(&mut self) -> Result<Option<f64>, Failed> {
+    fn step(&mut self) -> Result<Option<Step>, Failed> {
         self.step += 1;
         if self.pattern {
             self.draw();

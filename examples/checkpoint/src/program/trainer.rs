@@ -1,5 +1,6 @@
 //! A trainer: steps, and a save every few of them.
 
+use std::hash::Hasher;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,6 +24,8 @@ pub(crate) struct Seen {
     pub(crate) quiet: Vec<f64>,
     /// The same of each step during which one was.
     pub(crate) busy: Vec<f64>,
+    /// How much of each step the trainers spent on each other's gradients and weights, in seconds.
+    pub(crate) exchange: Vec<f64>,
     /// How long each save blocked, in seconds.
     pub(crate) blocked: Vec<f64>,
     /// How long copies of the shard took that all trainers made at once, in seconds.
@@ -32,8 +35,8 @@ pub(crate) struct Seen {
     pub(crate) first_loss: Option<f64>,
     pub(crate) last_loss: Option<f64>,
     pub(crate) accuracy: Option<f32>,
-    /// The newest durable step at the end.
-    pub(crate) durable: u64,
+    /// A hash of its shard at the end: equal bits, equal digest.
+    pub(crate) digest: u64,
 }
 
 /// From where to where to train.
@@ -60,8 +63,10 @@ pub(crate) fn train(
     for step in course.from + 1..=course.steps {
         let under_way = last.is_some_and(|last| saver.durable().is_ok_and(|durable| durable < last));
         let since = Instant::now();
-        let loss = state.step()?;
+        let done = state.step()?;
         let took = since.elapsed().as_secs_f64();
+        let loss = done.map(|done| done.loss);
+        seen.exchange.extend(done.map(|done| done.exchange.as_secs_f64()));
         if under_way {
             seen.busy.push(took)
         } else {
@@ -92,13 +97,16 @@ pub(crate) fn train(
     if let Some(last) = last {
         bar.set_message("waiting for the last checkpoint");
         // That it never becomes durable, the writer tells.
-        seen.durable = match saver.wait_durable(last, staging.team().timeout()) {
-            Err(error) if error.is_expired() || error.is_failure() => saver.durable()?,
-            other => other?,
-        };
+        match saver.wait_durable(last, staging.team().timeout()) {
+            Err(error) if error.is_expired() || error.is_failure() => {}
+            durable => drop(durable?),
+        }
     }
     bar.finish_and_clear();
     seen.accuracy = state.accuracy()?;
+    let mut hash = twox_hash::XxHash3_64::new();
+    state.parts()?.iter().for_each(|part| hash.write(part));
+    seen.digest = hash.finish();
     Ok(seen)
 }
 

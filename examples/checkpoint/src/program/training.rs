@@ -77,6 +77,7 @@ fn rank(options: &Train) -> Result<(), Failed> {
             let mut seen = trainer::train(&mut *state, &mut saver, &staging, course, &crash)?;
             trainer::compare(&mut seen, &*state, &layout, trainers, directory)?;
             saver.end()?;
+            state.close()?;
             store.set(&mine, &serde_json::to_vec(&seen)?)?;
             if number == 0 {
                 let transports = options.job.transport.as_deref().unwrap_or("shm, tcp");

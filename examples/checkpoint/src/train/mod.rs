@@ -13,13 +13,11 @@ mod network;
 #[cfg(test)]
 mod tests;
 
-use std::hash::Hasher;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use transom::Team;
 use transom_checkpoint::{Layout, Part, Tensor};
-use twox_hash::XxHash3_64;
 use zerocopy::IntoBytes;
 
 use adam::Adam;
@@ -80,12 +78,8 @@ type Result<T, E = Error> = std::result::Result<T, E>;
 /// What a step did, and how long that took.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Step {
-    /// The step's number; the first one is 1.
-    pub(crate) step: u64,
     /// The mean loss over the batch, before the step; the same at every trainer.
     pub(crate) loss: f64,
-    /// How long this trainer computed: the gradient and the new weights.
-    pub(crate) compute: Duration,
     /// How long it put, waited for the others, summed and read.
     pub(crate) exchange: Duration,
 }
@@ -139,11 +133,13 @@ impl Training {
     }
 
     /// The tensors of the state: all weights, then their first moments, then their second.
+    #[cfg(test)]
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// How many steps the network has learned.
+    #[cfg(test)]
     pub(crate) fn steps(&self) -> u64 {
         self.step
     }
@@ -223,7 +219,7 @@ impl Training {
         }
         self.exchange.exchange_weights(&mut self.weights)?;
         self.step = step;
-        Ok(Step { step, loss, compute, exchange: begin.elapsed().saturating_sub(compute) })
+        Ok(Step { loss, exchange: begin.elapsed().saturating_sub(compute) })
     }
 
     /// Which share of the test images the network names right, from 0 to 1.
@@ -233,18 +229,6 @@ impl Training {
     pub(crate) fn accuracy(&self) -> Result<f32> {
         let right = self.network.right(&self.weights, &self.digits.test)?;
         Ok(right as f32 / self.digits.test.len() as f32)
-    }
-
-    /// A hash of the rows that are this trainer's: equal bits, equal digest.
-    ///
-    /// # Errors
-    /// None that is known.
-    pub(crate) fn digest(&self) -> Result<u64> {
-        let mut hash = XxHash3_64::new();
-        for part in self.parts() {
-            hash.write(self.part(&part)?);
-        }
-        Ok(hash.finish())
     }
 
     /// Ends the training together with the other trainers. One that goes without this has failed, for the others.
