@@ -42,7 +42,7 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, width: 4096, batch: 128 }
+        Self { seed: 1, width: 4096, batch: 256 }
     }
 }
 
@@ -228,7 +228,7 @@ impl Training {
     /// Which share of the test images the network names right, from 0 to 1.
     ///
     /// # Errors
-    /// None that is known.
+    /// [`Error::Shape`].
     pub(crate) fn accuracy(&self) -> Result<f32> {
         let right = self.network.right(&self.weights, &self.digits.test)?;
         Ok(right as f32 / self.digits.test.len() as f32)
@@ -237,7 +237,7 @@ impl Training {
     /// A hash of the rows that are this trainer's: equal bits, equal digest.
     ///
     /// # Errors
-    /// None that is known.
+    /// As for [`Training::part`].
     pub(crate) fn digest(&self) -> Result<u64> {
         let mut hash = Xxh3::new();
         for part in self.parts() {
