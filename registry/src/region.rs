@@ -1,7 +1,9 @@
 //! Registered memory, and checked ranges of it.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -126,7 +128,7 @@ impl MemoryRegion {
     /// What a peer needs to reach all of it with these rights.
     ///
     /// # Errors
-    /// [`Error::Access`] when the memory is read-only and a right to change it is asked for; as for the library's own
+    /// [`Error::Access`] when the memory is read-only, or is to peers, and a right to change it is asked for; as for the library's own
     /// memory beside it, which is made at the first need.
     pub fn remote(&self, access: Access) -> Result<RemoteRegion> {
         self.export(0..self.size(), access)
@@ -148,7 +150,7 @@ impl MemoryRegion {
     pub fn export_for_epoch(&self, range: Range<usize>, access: Access, epoch: u64) -> Result<RemoteRegion> {
         let slice = self.slice(range)?;
         let change = Access::WRITE | Access::ATOMIC;
-        if !self.0.exposed.is_writable() && (access & change) != Access::NONE {
+        if self.0.memory.is_read_only_to_peers() && (access & change) != Access::NONE {
             return Err(Error::Access {
                 operation: "export",
                 needed: access & change,
@@ -334,5 +336,176 @@ impl Slice {
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<()> {
         self.slice(offset..offset.saturating_add(from.len()))?;
         self.region.write(self.offset + offset, from)
+    }
+
+    /// Writes its bytes to a file at `file_offset`, straight from the memory, and returns how many the file took: fewer than
+    /// [`Slice::size`] where the disk is full, or a limit was reached. An interrupted call is made again.
+    ///
+    /// The kernel copies, so a peer that puts at the same time gives mixed bytes and nothing worse. A file that was opened
+    /// for direct I/O takes the bytes without any copy, if address, size and `file_offset` are multiples of its alignment
+    /// (memory that this library allocates begins at a page).
+    ///
+    /// # Errors
+    /// What the operating system says; [`io::ErrorKind::Unsupported`] on device memory; [`io::ErrorKind::InvalidInput`] for
+    /// an offset that no file has.
+    pub fn write_at(&self, file: impl AsFd, file_offset: u64) -> io::Result<usize> {
+        self.check_file_io("write to a file", false)?;
+        let (fd, offset) = (file.as_fd(), offset_of(file_offset)?);
+        retry(|| {
+            // SAFETY: `as_ptr` is valid for `size` bytes while `self` lives, which is until the call has returned. Only the
+            // kernel reads them, and no reference is made, so what peers do meanwhile is no race of this program.
+            unsafe { libc::pwrite64(fd.as_raw_fd(), self.as_ptr().cast(), self.size, offset) }
+        })
+    }
+
+    /// Reads from a file at `file_offset`, straight into the memory, and returns how many bytes came: fewer than
+    /// [`Slice::size`] at the end of the file, 0 beyond it. An interrupted call is made again.
+    ///
+    /// As for [`Slice::write_at`], the kernel copies, and files that were opened for direct I/O want aligned addresses,
+    /// sizes and offsets.
+    ///
+    /// # Errors
+    /// As for [`Slice::write_at`]; [`io::ErrorKind::PermissionDenied`] when the memory is read-only.
+    pub fn read_at(&self, file: impl AsFd, file_offset: u64) -> io::Result<usize> {
+        self.check_file_io("read from a file", true)?;
+        let (fd, offset) = (file.as_fd(), offset_of(file_offset)?);
+        retry(|| {
+            // SAFETY: as in `write_at`; the memory is writable (checked above), and only the kernel writes to it.
+            unsafe { libc::pread64(fd.as_raw_fd(), self.as_ptr().cast(), self.size, offset) }
+        })
+    }
+
+    fn check_file_io(&self, action: &str, changes: bool) -> io::Result<()> {
+        if self.region.kind() == Kind::Device {
+            let why = format!("{action}: the memory is a device's, which the kernel cannot copy");
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        if changes && !self.region.exposed().is_writable() {
+            let why = format!("{action}: the memory is read-only");
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        Ok(())
+    }
+}
+
+fn offset_of(file_offset: u64) -> io::Result<i64> {
+    i64::try_from(file_offset).map_err(|_| {
+        let why = format!("offset {file_offset} is beyond the largest of any file, {}", i64::MAX);
+        io::Error::new(io::ErrorKind::InvalidInput, why)
+    })
+}
+
+/// Makes a system call until it is not interrupted; below 0, `errno` says why.
+fn retry(call: impl Fn() -> isize) -> io::Result<usize> {
+    loop {
+        if let Ok(count) = usize::try_from(call()) {
+            return Ok(count);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+    use crate::exposed::Bell;
+    use crate::{Host, Incarnation};
+
+    struct Nobody(AtomicU32);
+
+    impl Bell for Nobody {
+        fn asleep(&self) -> &AtomicU32 {
+            &self.0
+        }
+        fn ring(&self) {}
+    }
+
+    fn registry() -> Arc<Registry> {
+        Registry::new(Incarnation::random().unwrap(), Arc::new(Nobody(AtomicU32::new(0))))
+    }
+
+    fn region(size: usize) -> MemoryRegion {
+        registry().register(Host::new(size).unwrap(), 0).unwrap()
+    }
+
+    /// A file without a name.
+    fn file() -> File {
+        File::from(rustix::fs::memfd_create(c"region", rustix::fs::MemfdFlags::CLOEXEC).unwrap())
+    }
+
+    #[test]
+    fn slices_go_to_files_and_come_back_at_any_offset() {
+        let region = region(10_000);
+        let bytes: Vec<u8> = (0..10_000).map(|i| (i % 251) as u8).collect();
+        region.write(0, &bytes).unwrap();
+        let file = file();
+        assert_eq!(region.slice(17..9_000).unwrap().write_at(&file, 5_000_000_003).unwrap(), 8_983);
+        let mut seen = vec![0; 8_983];
+        file.read_exact_at(&mut seen, 5_000_000_003).unwrap();
+        assert_eq!(seen, bytes[17..9_000]);
+
+        let back = super::tests::region(9_000);
+        assert_eq!(
+            back.slice(1..9_000).unwrap().read_at(&file, 5_000_000_003).unwrap(),
+            8_983,
+            "a short count"
+        );
+        let mut seen = vec![0; 9_000];
+        back.read(0, &mut seen).unwrap();
+        assert_eq!((seen[0], &seen[1..8_984], &seen[8_984..]), (0, &bytes[17..9_000], &[0; 16][..]));
+        assert_eq!(back.all().read_at(&file, 1 << 40).unwrap(), 0, "beyond the end");
+    }
+
+    #[test]
+    fn what_the_operating_system_refuses_is_an_error_and_so_are_offsets_of_no_file() {
+        let region = region(4096);
+        let (read, _write) = rustix::pipe::pipe().unwrap();
+        let error = region.all().write_at(&read, 0).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ESPIPE));
+        for error in [region.all().write_at(&file(), 1 << 63), region.all().read_at(&file(), u64::MAX)] {
+            assert_eq!(error.unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+
+    #[test]
+    fn read_only_memory_is_written_to_files_and_never_read_into() {
+        let (file, kept) = (file(), file());
+        file.write_all_at(b"0123456789", 0).unwrap();
+        kept.write_all_at(&[3; 4096], 0).unwrap();
+        let memory = crate::File::open(format!("/proc/self/fd/{}", kept.as_raw_fd())).unwrap();
+        let region = registry().register(memory, 0).unwrap();
+        assert_eq!(region.all().read_at(&file, 0).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        let mut seen = [0; 10];
+        kept.read_exact_at(&mut seen, 0).unwrap();
+        assert_eq!(seen, [3; 10]);
+        assert_eq!(region.all().write_at(&file, 0).unwrap(), 4096);
+    }
+
+    #[test]
+    fn aligned_slices_are_fit_for_direct_io() {
+        use rustix::fs::{Mode, OFlags};
+        let path = std::env::temp_dir().join(format!("transom-direct-{}", std::process::id()));
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let direct = match rustix::fs::open(&path, flags | OFlags::DIRECT, Mode::RUSR | Mode::WUSR) {
+            Ok(direct) => direct,
+            // Not every file system has it.
+            Err(rustix::io::Errno::INVAL) => return drop(std::fs::remove_file(&path)),
+            Err(error) => panic!("{error}"),
+        };
+        std::fs::remove_file(&path).unwrap();
+        let region = region(3 << 12);
+        region.write(1 << 12, &[7; 1 << 12]).unwrap();
+        assert_eq!(region.slice(1 << 12..2 << 12).unwrap().write_at(&direct, 1 << 12).unwrap(), 1 << 12);
+        assert_eq!(region.slice(2 << 12..3 << 12).unwrap().read_at(&direct, 1 << 12).unwrap(), 1 << 12);
+        let mut seen = vec![0; 1 << 12];
+        region.read(2 << 12, &mut seen).unwrap();
+        assert_eq!(seen, [7; 1 << 12]);
     }
 }

@@ -1,30 +1,35 @@
-//! The program `checkpoint`.
+//! The program `checkpoint`: trains, and saves without stopping; lists, verifies and measures checkpoints.
+
 #![forbid(unsafe_code)]
 
-#[allow(dead_code, reason = "what saves and loads the state follows")]
+mod program;
 mod train;
 
-use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
 
-use train::{Options, Training};
-use transom::Team;
-
-/// Steps of a run.
-const STEPS: u64 = 150;
-
-#[expect(clippy::print_stdout, reason = "a program prints")]
-fn main() -> Result<(), Box<dyn Error>> {
-    let team = Team::from_env()?;
-    let mut training = Training::new(&team, Options::default())?;
-    while training.steps() < STEPS {
-        let done = training.step()?;
-        if team.rank() == 0 && done.step % 10 == 0 {
-            println!("step {}: loss {:.4}, {:?} + {:?}", done.step, done.loss, done.compute, done.exchange);
+fn main() -> ExitCode {
+    match program::run() {
+        Ok(code) => code,
+        Err(failed) => {
+            program::say(&failed.to_string());
+            ExitCode::FAILURE
         }
     }
-    if team.rank() == 0 {
-        println!("accuracy {:.2} %", 100.0 * training.accuracy()?);
+}
+
+/// Why the program ends, for its user.
+#[derive(Debug)]
+pub(crate) struct Failed(String);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
-    training.close()?;
-    Ok(())
+}
+
+impl<E: std::error::Error> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
 }

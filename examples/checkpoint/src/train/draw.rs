@@ -1,6 +1,6 @@
 //! Random numbers that depend on what they are for, and not on what was drawn before: every trainer draws the same.
 
-use xxhash_rust::xxh3::xxh3_64_with_seed;
+use twox_hash::XxHash3_64;
 
 /// What a number is drawn for.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +21,7 @@ pub(crate) fn draw(seed: u64, stream: Stream, index: u64) -> u64 {
     for (into, word) in bytes.chunks_exact_mut(8).zip([kind, number, index]) {
         into.copy_from_slice(&word.to_le_bytes());
     }
-    xxh3_64_with_seed(&bytes, seed)
+    XxHash3_64::oneshot_with_seed(seed, &bytes)
 }
 
 /// As [`draw`], evenly from -1 to 1.

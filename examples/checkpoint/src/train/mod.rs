@@ -13,12 +13,13 @@ mod network;
 #[cfg(test)]
 mod tests;
 
+use std::hash::Hasher;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use transom::Team;
 use transom_checkpoint::{Layout, Part, Tensor};
-use xxhash_rust::xxh3::Xxh3;
+use twox_hash::XxHash3_64;
 use zerocopy::IntoBytes;
 
 use adam::Adam;
@@ -239,11 +240,11 @@ impl Training {
     /// # Errors
     /// As for [`Training::part`].
     pub(crate) fn digest(&self) -> Result<u64> {
-        let mut hash = Xxh3::new();
+        let mut hash = XxHash3_64::new();
         for part in self.parts() {
-            hash.update(self.part(&part)?);
+            hash.write(self.part(&part)?);
         }
-        Ok(hash.digest())
+        Ok(hash.finish())
     }
 
     /// Ends the training together with the other trainers. One that goes without this has failed, for the others.
@@ -277,6 +278,11 @@ impl Training {
         }
         Err(Error::NotOwned { part: part.clone(), trainer: self.exchange.rank() })
     }
+}
+
+/// The tensors of the state of a network: all weights, then their first moments, then their second.
+pub(crate) fn layout(width: usize) -> Layout {
+    with_moments(Layout { tensors: Network::new(width).tensors() })
 }
 
 /// The layout with both moments behind the weights.
