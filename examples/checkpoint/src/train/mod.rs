@@ -163,23 +163,39 @@ impl Training {
         Ok(tensors[kind][place].as_bytes())
     }
 
-    /// Takes the state of a saved step: `fill` is called with each of [`Training::parts`] and the memory for its bytes.
-    /// Then the trainers give each other their weights. Collective.
+    /// Takes the state of a saved step: `fill` is given [`Training::parts`], each with the memory for its bytes. Then the
+    /// trainers give each other their weights. Collective.
     ///
     /// # Errors
     /// Those of `fill`; [`Error::Window`]. The state is a mix then: load again, or begin anew.
     pub(crate) fn load<E: From<Error>>(
         &mut self,
         step: u64,
-        mut fill: impl FnMut(&Part, &mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(Vec<(Part, &mut [u8])>) -> Result<(), E>,
     ) -> Result<(), E> {
-        for part in self.parts() {
-            let (kind, place) = self.find(&part)?;
-            let [m, v] = &mut self.moments;
-            fill(&part, [&mut self.weights, m, v][kind][place].as_mut_bytes())?;
-        }
+        fill(self.parts_mut())?;
         self.step = step;
         Ok(self.spread()?)
+    }
+
+    /// [`Training::parts`] with their bytes.
+    fn parts_mut(&mut self) -> Vec<(Part, &mut [u8])> {
+        let parts = self.parts();
+        let owned = self.exchange.owned();
+        let [m, v] = &mut self.moments;
+        let weights = cut(&mut self.weights, owned.iter().cloned());
+        let [m, v] = [m, v].map(|moments| {
+            cut(
+                moments,
+                owned.iter().scan(0, |end, place| {
+                    let start = *end;
+                    *end += place.len();
+                    Some(start..*end)
+                }),
+            )
+        });
+        let bytes = [weights, m, v].into_iter().flatten().map(IntoBytes::as_mut_bytes);
+        parts.into_iter().zip(bytes).collect()
     }
 
     /// Puts the own weights to all trainers, and takes theirs.
@@ -307,4 +323,17 @@ fn places(layout: &Layout, parts: &[Part]) -> Vec<Range<usize>> {
             before + part.rows.start * row..before + part.rows.end * row
         })
         .collect()
+}
+
+/// These places of a slice; they are in order, and none overlaps another.
+fn cut(mut rest: &mut [f32], places: impl Iterator<Item = Range<usize>>) -> Vec<&mut [f32]> {
+    let mut at = 0;
+    let mut pieces = Vec::new();
+    for place in places {
+        let (_, behind) = rest.split_at_mut(place.start - at);
+        let (piece, behind) = behind.split_at_mut(place.len());
+        pieces.push(piece);
+        (rest, at) = (behind, place.end);
+    }
+    pieces
 }
