@@ -82,6 +82,16 @@ pub enum Error {
         /// The writers that failed during this save, and how.
         lost: Vec<(Rank, Arc<transom::Error>)>,
     },
+    /// The writer of a shard failed before the checkpoint of its step was durable.
+    #[error(
+        "the writer, rank {writer}, is lost before step {step} was durable (save it again: the next writer takes over)"
+    )]
+    WriterLost {
+        /// The writer.
+        writer: Rank,
+        /// The step.
+        step: u64,
+    },
     /// A save was given up because the next one began before all of its blocks had come.
     #[error("step {step} is given up: the save of step {by} began before all of its blocks had come")]
     Superseded {

@@ -219,6 +219,8 @@ impl<'a> Drain<'a> {
         (self.report)(Report::Begun { trainer, step });
         match self.writer.checkpoints.begin(step, &self.writer.id, self.inbox.plan().clone()) {
             Ok(save) => self.save = Some(Open { step, note, since: Instant::now(), save }),
+            // The writer before this one had come so far, and not to telling everybody.
+            Err(Error::Exists { .. }) => drop(self.writer.staging.tell_durable(trainer, step)),
             Err(error) => self.abandon(step, error),
         }
     }

@@ -22,6 +22,11 @@ impl Crash {
         Self(options.crash_at_step.map(|step| (step, options.crash)))
     }
 
+    /// Whether somebody is killed at the save of this step.
+    pub(crate) fn strikes(&self, step: u64) -> bool {
+        self.0.is_some_and(|(at, _)| at == step)
+    }
+
     /// A trainer has staged half of its shard of a step.
     pub(crate) fn in_save(&self, step: u64, staging: &Staging) {
         let trainer = staging.roles().role(staging.team().rank());

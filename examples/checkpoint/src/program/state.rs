@@ -43,7 +43,9 @@ impl State for Training {
     }
 
     fn load(&mut self, step: u64, fill: &mut Fill<'_>) -> Result<(), Failed> {
-        Training::load(self, step, |part, into| fill(vec![(part.clone(), into.into())]))
+        Training::load(self, step, |parts| {
+            fill(parts.into_iter().map(|(part, into)| (part, into.into())).collect())
+        })
     }
 
     fn accuracy(&self) -> Result<Option<f32>, Failed> {

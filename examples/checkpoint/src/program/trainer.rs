@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Deserialize, Serialize};
 use transom::Team;
-use transom_checkpoint::{Layout, Note, Saver, Staging};
+use transom_checkpoint::{Error, Layout, Note, Saver, Staging};
 
 use super::crash::Crash;
 use super::state::State;
@@ -75,18 +75,11 @@ pub(crate) fn train(
         seen.first_loss = seen.first_loss.or(loss);
         seen.last_loss = loss;
         if step % course.every == 0 {
-            let parts = state.parts()?;
-            let staged = saver.save(step, &Note::new(), |part| {
-                if part == parts.len() / 2 {
-                    crash.in_save(step, staging);
-                }
-                parts[part]
-            })?;
-            seen.blocked.push(staged.blocked.as_secs_f64());
-            for (writer, error) in &staged.lost {
-                bar.suspend(|| say(&format!("trainer {rank}: the writer, rank {writer}, is lost: {error}")));
-                bar.suspend(|| say(&format!("trainer {rank}: rank {} writes from now on", staged.writer)));
+            if crash.strikes(step) {
+                // So that there is something to go on from.
+                last.map_or(Ok(0), |last| saver.wait_durable(last, staging.team().timeout()))?;
             }
+            save(step, state, saver, staging, crash, &bar, &mut seen)?;
             last = Some(step);
         }
         if let Some(loss) = loss {
@@ -96,11 +89,7 @@ pub(crate) fn train(
     }
     if let Some(last) = last {
         bar.set_message("waiting for the last checkpoint");
-        // That it never becomes durable, the writer tells.
-        match saver.wait_durable(last, staging.team().timeout()) {
-            Err(error) if error.is_expired() || error.is_failure() => {}
-            durable => drop(durable?),
-        }
+        wait(last, state, saver, staging, course, &bar, &mut seen)?;
     }
     bar.finish_and_clear();
     seen.accuracy = state.accuracy()?;
@@ -108,6 +97,60 @@ pub(crate) fn train(
     state.parts()?.iter().for_each(|part| hash.write(part));
     seen.digest = hash.finish();
     Ok(seen)
+}
+
+/// Stages the state of a step.
+fn save(
+    step: u64,
+    state: &dyn State,
+    saver: &mut Saver,
+    staging: &Staging,
+    crash: &Crash,
+    bar: &ProgressBar,
+    seen: &mut Seen,
+) -> Result<(), Failed> {
+    let rank = staging.team().rank();
+    let parts = state.parts()?;
+    let staged = saver.save(step, &Note::new(), |part| {
+        if part == parts.len() / 2 {
+            crash.in_save(step, staging);
+        }
+        parts[part]
+    })?;
+    seen.blocked.push(staged.blocked.as_secs_f64());
+    for (writer, error) in &staged.lost {
+        bar.suspend(|| say(&format!("trainer {rank}: the writer, rank {writer}, is lost: {error}")));
+        bar.suspend(|| say(&format!("trainer {rank}: rank {} writes from now on", staged.writer)));
+    }
+    Ok(())
+}
+
+/// Waits until the last checkpoint is durable. If its writer is lost and the state is still that of its step, it is saved
+/// again.
+fn wait(
+    last: u64,
+    state: &dyn State,
+    saver: &mut Saver,
+    staging: &Staging,
+    course: Course,
+    bar: &ProgressBar,
+    seen: &mut Seen,
+) -> Result<(), Failed> {
+    loop {
+        match saver.wait_durable(last, staging.team().timeout()) {
+            Ok(_) => return Ok(()),
+            Err(error @ Error::WriterLost { .. }) => {
+                bar.suspend(|| say(&format!("trainer {}: {error}", staging.team().rank())));
+                if last < course.steps {
+                    return Ok(());
+                }
+                save(last, state, saver, staging, &Crash::default(), bar, seen)?;
+            }
+            // Why there is no checkpoint, the writer has told.
+            Err(error) if error.is_expired() => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Measures what saves are compared with: all trainers at once.

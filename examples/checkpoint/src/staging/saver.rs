@@ -11,6 +11,9 @@ use super::{Note, Role, Staging};
 use crate::plan::{Block, Plan};
 use crate::{Error, Layout, Result};
 
+/// How often a wait looks whether it is still worth waiting for.
+const GLANCE: Duration = Duration::from_millis(50);
+
 /// A save whose bytes were staged: they may be changed.
 #[derive(Debug, Clone)]
 pub struct Staged {
@@ -152,25 +155,31 @@ impl Saver {
         Ok(self.staging.window.local().load(0)?)
     }
 
-    /// How often this trainer was told something: that a checkpoint is durable.
-    #[must_use]
-    pub fn told(&self) -> u64 {
-        self.changed.value()
-    }
-
     /// Waits until the checkpoint of `step`, or of a later one, is durable.
     ///
     /// # Errors
-    /// [`transom::Error::Expired`]; [`transom::Error::Failed`] when no writer is left that could tell.
+    /// [`Error::WriterLost`] when this trainer's writer fails before: its last saves may be gone with it;
+    /// [`transom::Error::Expired`].
     pub fn wait_durable(&self, step: u64, timeout: Duration) -> Result<u64> {
         let until = Instant::now() + timeout;
         loop {
-            let told = self.told();
+            let told = self.changed.value();
             let durable = self.durable()?;
             if durable >= step {
                 return Ok(durable);
             }
-            self.changed.wait_at_least(told + 1, until.saturating_duration_since(Instant::now()))?;
+            let writer = self.senders.front().map(Sender::to);
+            match writer {
+                Some(writer) if self.staging.team().failure(writer).is_none() => {}
+                Some(writer) => return Err(Error::WriterLost { writer, step }),
+                None => return Err(Error::NoWriter { step, lost: Vec::new() }),
+            }
+            // Another writer may be the one that tells, so that the wait itself does not end when this one fails.
+            let left = until.saturating_duration_since(Instant::now());
+            match self.changed.wait_at_least(told + 1, left.min(GLANCE)) {
+                Err(transom::Error::Expired { .. }) if left > GLANCE => {}
+                changed => drop(changed?),
+            }
         }
     }
 

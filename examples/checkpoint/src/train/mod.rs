@@ -41,7 +41,7 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { seed: 1, width: 4096, batch: 128 }
+        Self { seed: 1, width: 4096, batch: 256 }
     }
 }
 
@@ -159,23 +159,39 @@ impl Training {
         Ok(tensors[kind][place].as_bytes())
     }
 
-    /// Takes the state of a saved step: `fill` is called with each of [`Training::parts`] and the memory for its bytes.
-    /// Then the trainers give each other their weights. Collective.
+    /// Takes the state of a saved step: `fill` is given [`Training::parts`], each with the memory for its bytes. Then the
+    /// trainers give each other their weights. Collective.
     ///
     /// # Errors
     /// Those of `fill`; [`Error::Window`]. The state is a mix then: load again, or begin anew.
     pub(crate) fn load<E: From<Error>>(
         &mut self,
         step: u64,
-        mut fill: impl FnMut(&Part, &mut [u8]) -> Result<(), E>,
+        fill: impl FnOnce(Vec<(Part, &mut [u8])>) -> Result<(), E>,
     ) -> Result<(), E> {
-        for part in self.parts() {
-            let (kind, place) = self.find(&part)?;
-            let [m, v] = &mut self.moments;
-            fill(&part, [&mut self.weights, m, v][kind][place].as_mut_bytes())?;
-        }
+        fill(self.parts_mut())?;
         self.step = step;
         Ok(self.spread()?)
+    }
+
+    /// [`Training::parts`] with their bytes.
+    fn parts_mut(&mut self) -> Vec<(Part, &mut [u8])> {
+        let parts = self.parts();
+        let owned = self.exchange.owned();
+        let [m, v] = &mut self.moments;
+        let weights = cut(&mut self.weights, owned.iter().cloned());
+        let [m, v] = [m, v].map(|moments| {
+            cut(
+                moments,
+                owned.iter().scan(0, |end, place| {
+                    let start = *end;
+                    *end += place.len();
+                    Some(start..*end)
+                }),
+            )
+        });
+        let bytes = [weights, m, v].into_iter().flatten().map(IntoBytes::as_mut_bytes);
+        parts.into_iter().zip(bytes).collect()
     }
 
     /// Puts the own weights to all trainers, and takes theirs.
@@ -225,7 +241,7 @@ impl Training {
     /// Which share of the test images the network names right, from 0 to 1.
     ///
     /// # Errors
-    /// None that is known.
+    /// [`Error::Shape`].
     pub(crate) fn accuracy(&self) -> Result<f32> {
         let right = self.network.right(&self.weights, &self.digits.test)?;
         Ok(right as f32 / self.digits.test.len() as f32)
@@ -291,4 +307,17 @@ fn places(layout: &Layout, parts: &[Part]) -> Vec<Range<usize>> {
             before + part.rows.start * row..before + part.rows.end * row
         })
         .collect()
+}
+
+/// These places of a slice; they are in order, and none overlaps another.
+fn cut(mut rest: &mut [f32], places: impl Iterator<Item = Range<usize>>) -> Vec<&mut [f32]> {
+    let mut at = 0;
+    let mut pieces = Vec::new();
+    for place in places {
+        let (_, behind) = rest.split_at_mut(place.start - at);
+        let (piece, behind) = behind.split_at_mut(place.len());
+        pieces.push(piece);
+        (rest, at) = (behind, place.end);
+    }
+    pieces
 }

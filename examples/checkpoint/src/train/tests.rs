@@ -70,9 +70,11 @@ fn save(training: &Training) -> Vec<(Part, Vec<u8>)> {
 
 fn load(training: &mut Training, step: u64, state: &State) {
     let layout = training.layout().clone();
-    let fill = |part: &Part, bytes: &mut [u8]| -> Result<()> {
-        let tensor = &layout.tensors[part.tensor];
-        bytes.copy_from_slice(&state[&tensor.name][part.rows.start * tensor.row_size()..][..bytes.len()]);
+    let fill = |parts: Vec<(Part, &mut [u8])>| -> Result<()> {
+        for (part, bytes) in parts {
+            let tensor = &layout.tensors[part.tensor];
+            bytes.copy_from_slice(&state[&tensor.name][part.rows.start * tensor.row_size()..][..bytes.len()]);
+        }
         Ok(())
     };
     training.load(step, fill).unwrap();
