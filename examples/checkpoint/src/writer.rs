@@ -4,7 +4,7 @@
 //! written. The one that serves trainer 0 *leads*: once every trainer's shard of a step is on disk, it commits the
 //! checkpoint. Where other writers have some of the shards, they leave word of them in the team's store.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,9 @@ use crate::{Checkpoints, Committed, Error, Layout, Result, Save, Written};
 
 /// How often a wait looks whether it is still worth waiting for.
 const GLANCE: Duration = Duration::from_millis(100);
+
+/// How many steps word of a shard is kept.
+const KEPT: usize = 16;
 
 /// What happens to saves, as a writer sees it.
 #[derive(Debug)]
@@ -289,7 +292,7 @@ impl<'a> Drain<'a> {
 /// The shards of this process that are on disk and wait to be committed.
 #[derive(Debug, Default)]
 struct Deposits {
-    of: Mutex<std::collections::HashMap<u32, Deposit>>,
+    of: Mutex<HashMap<u32, Deposit>>,
     changed: Condvar,
 }
 
@@ -298,7 +301,8 @@ struct Deposit {
     /// The step whose save began last.
     begun: u64,
     ended: bool,
-    written: Option<(u64, Written)>,
+    /// By step. Trainers may be some steps apart.
+    written: BTreeMap<u64, Written>,
 }
 
 impl Deposits {
@@ -319,18 +323,25 @@ impl Deposits {
 impl Writer<'_> {
     /// Keeps word of a shard of a step that is on disk, and leaves it in the store where another writer may lead.
     fn deposit(&self, trainer: u32, step: u64, written: Written) -> Result<()> {
-        let mut before = None;
-        if self.staging.roles().writers > 1 && trainer != 0 {
+        let shared = self.staging.roles().writers > 1 && trainer != 0;
+        if shared {
             let word = serde_json::to_vec(&written).map_err(|e| Error::Protocol(e.to_string()))?;
             self.staging.team().store().set(&key(trainer, step), &word)?;
         }
-        self.deposits.change(trainer, |deposit| before = deposit.written.replace((step, written)));
-        if let Some((before, _)) = before
-            && self.staging.roles().writers > 1
-        {
-            self.staging.team().store().delete(&key(trainer, before))?;
+        let mut old = None;
+        self.deposits.change(trainer, |deposit| {
+            deposit.written.insert(step, written);
+            if deposit.written.len() > KEPT {
+                old = deposit.written.pop_first();
+            }
+        });
+        match old {
+            Some((old, _)) if shared => {
+                self.staging.team().store().delete(&key(trainer, old))?;
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Waits for the shards of all trainers of a step.
@@ -346,7 +357,7 @@ impl Writer<'_> {
             let lost = {
                 let mut of = self.deposits.of.lock();
                 let deposit = of.entry(trainer).or_default();
-                if let Some((_, written)) = deposit.written.as_ref().filter(|(of, _)| *of == step) {
+                if let Some(written) = deposit.written.get(&step) {
                     return Ok(written.clone());
                 }
                 let lost = deposit.begun > step || deposit.ended || team.failure(trainer).is_some();
