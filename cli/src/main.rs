@@ -2,12 +2,13 @@
 
 #![expect(clippy::print_stderr, reason = "a command tells its user what went wrong")]
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use transom_cli::launch::Job;
 
 mod info;
-mod launch;
 mod perf;
 mod transfer;
 
@@ -20,7 +21,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Launch(launch::Options),
+    Launch(Launch),
     Info(info::Options),
     /// Make the secret of a job that runs on several hosts: a file that only you can read
     Secret {
@@ -39,9 +40,36 @@ enum Command {
     },
 }
 
+/// Start the ranks of a job on this host
+#[derive(Debug, Args)]
+struct Launch {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    ranks: u32,
+    /// The transports that they may use, best first: sets TRANSOM_TRANSPORTS
+    #[arg(long)]
+    transports: Option<String>,
+    /// Let the others go on when one fails
+    #[arg(long)]
+    keep_going: bool,
+    /// Pass output through as it is, without the rank before each line
+    #[arg(long)]
+    raw: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+impl From<Launch> for Job {
+    fn from(options: Launch) -> Self {
+        let Launch { ranks, transports, keep_going, raw, program } = options;
+        Self { ranks, transports, keep_going, raw, program }
+    }
+}
+
 fn main() -> ExitCode {
     let done: Result<ExitCode, Box<dyn std::error::Error>> = match Cli::parse().command {
-        Command::Launch(options) => launch::run(&options).map_err(Into::into),
+        Command::Launch(options) => Job::from(options).run().map_err(Into::into),
         Command::Info(options) => info::run(&options).map(print).map_err(Into::into),
         Command::Secret { file } => transom::Secret::random()
             .and_then(|secret| secret.write_file(file))

@@ -284,6 +284,63 @@ impl Exposed {
         Ok(())
     }
 
+    /// As [`Exposed::write_parts`], from these places behind `from`, one for each part.
+    ///
+    /// # Errors
+    /// As for [`Exposed::write_from`].
+    ///
+    /// # Safety
+    /// - there are as many places as parts; no part ends beyond `end`, and their sizes add up to `total`;
+    /// - `from` is valid for reads of every place, as large as its part, none of which overlaps any part.
+    pub unsafe fn write_scattered(
+        &self,
+        parts: &[(u64, u64)],
+        places: &[u64],
+        end: u64,
+        from: *const u8,
+        total: usize,
+    ) -> Result<()> {
+        self.check_host("put", true)?;
+        self.check("put", 0, end)?;
+        let base = self.base.as_ptr();
+        for (&(offset, size), &place) in parts.iter().zip(places) {
+            // SAFETY: the part is inside `end`, which is inside the range; the place is readable: the caller's promise. The
+            // range is valid while `self.keep` lives.
+            unsafe {
+                copy::copy_part(base.add(offset as usize), from.add(place as usize), size as usize, total);
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Exposed::read_parts`], to these places behind `into`, one for each part.
+    ///
+    /// # Errors
+    /// As for [`Exposed::read_into`].
+    ///
+    /// # Safety
+    /// - there are as many places as parts; no part ends beyond `end`, and their sizes add up to `total`;
+    /// - `into` is valid for writes of every place, as large as its part, none of which overlaps any part.
+    pub unsafe fn read_scattered(
+        &self,
+        parts: &[(u64, u64)],
+        places: &[u64],
+        end: u64,
+        into: *mut u8,
+        total: usize,
+    ) -> Result<()> {
+        self.check_host("get", false)?;
+        self.check("get", 0, end)?;
+        let base = self.base.as_ptr();
+        for (&(offset, size), &place) in parts.iter().zip(places) {
+            // SAFETY: as in `write_scattered`.
+            unsafe {
+                copy::copy_part(into.add(place as usize), base.add(offset as usize), size as usize, total);
+            }
+        }
+        Ok(())
+    }
+
     /// Writes bytes at `offset`.
     ///
     /// # Errors

@@ -128,7 +128,7 @@ impl MemoryRegion {
     /// What a peer needs to reach all of it with these rights.
     ///
     /// # Errors
-    /// [`Error::Access`] when the memory is read-only and a right to change it is asked for; as for the library's own
+    /// [`Error::Access`] when the memory is read-only, or is to peers, and a right to change it is asked for; as for the library's own
     /// memory beside it, which is made at the first need.
     pub fn remote(&self, access: Access) -> Result<RemoteRegion> {
         self.export(0..self.size(), access)
@@ -150,7 +150,7 @@ impl MemoryRegion {
     pub fn export_for_epoch(&self, range: Range<usize>, access: Access, epoch: u64) -> Result<RemoteRegion> {
         let slice = self.slice(range)?;
         let change = Access::WRITE | Access::ATOMIC;
-        if !self.0.exposed.is_writable() && (access & change) != Access::NONE {
+        if self.0.memory.is_read_only_to_peers() && (access & change) != Access::NONE {
             return Err(Error::Access {
                 operation: "export",
                 needed: access & change,

@@ -100,6 +100,14 @@ pub fn arm<W: Word32>(asleep: &W) {
     W::model_fence();
 }
 
+/// Says that somebody is awake and will look at every signal that is waited for before it sleeps again, arming anew where
+/// one is still to come: until then nobody needs to ring.
+#[inline]
+pub fn disarm<W: Word32>(asleep: &W) {
+    asleep.swap(0, Ordering::SeqCst);
+    W::model_fence();
+}
+
 /// The bit of a lock word that says: the last holder died in the middle.
 pub const TORN: u64 = 1 << 63;
 
@@ -198,6 +206,50 @@ mod loom_tests {
                 signaller.join().unwrap();
             }
             assert_eq!(signal.load(Ordering::Relaxed), 2);
+        });
+    }
+
+    #[test]
+    fn loom_whoever_is_awake_may_disarm_and_nobody_sleeps_for_ever() {
+        model(|| {
+            let signal = Arc::new(AtomicU64::new(0));
+            let asleep = Arc::new(AtomicU32::new(0));
+            let bell = Arc::new(loom::sync::Notify::new());
+            let waits = Arc::new(loom::sync::Mutex::new(false));
+            let signaller = {
+                let (signal, asleep, bell) = (signal.clone(), asleep.clone(), bell.clone());
+                thread::spawn(move || {
+                    if signal_add(&*signal, &*asleep, 1) {
+                        bell.notify();
+                    }
+                })
+            };
+            let awake = {
+                let (signal, asleep, bell, waits) =
+                    (signal.clone(), asleep.clone(), bell.clone(), waits.clone());
+                thread::spawn(move || {
+                    let left = || {
+                        let waits = waits.lock().unwrap();
+                        let over = signal.load(Ordering::SeqCst) > 0;
+                        if *waits && over {
+                            bell.notify();
+                        }
+                        *waits && !over
+                    };
+                    disarm(&*asleep);
+                    if left() {
+                        arm(&*asleep);
+                        left();
+                    }
+                })
+            };
+            *waits.lock().unwrap() = true;
+            arm(&*asleep);
+            if signal.load(Ordering::Acquire) == 0 {
+                bell.wait();
+            }
+            signaller.join().unwrap();
+            awake.join().unwrap();
         });
     }
 

@@ -89,6 +89,8 @@ macro_rules! cases_that_never_block {
             lists by case:
                 random_lists_are_what_the_model_scatters_and_gathers
                 fifteen_thousand_parts_are_one_transfer_that_can_be_replayed
+                lists_that_are_scattered_on_both_sides_move_each_part_to_its_place
+                places_that_do_not_fit_or_overlap_are_refused_whole
                 parts_larger_than_any_frame_are_whole
                 lists_order_like_puts_before_a_signal
                 empty_lists_succeed_and_touch_nothing

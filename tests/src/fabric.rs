@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use transom_transport::{Context, Open, register_transport, sim};
+use transom_transport::{Context, ContextBuilder, Open, ProgressMode, register_transport, sim};
 
 use crate::process;
 use crate::world::World;
@@ -52,6 +55,10 @@ impl Real {
         register(name, open);
         Self::new(name)
     }
+
+    fn builder(&self) -> ContextBuilder {
+        Context::builder().transports(&self.spec).timeout(Duration::from_secs(20))
+    }
 }
 
 /// Registers a transport for the whole process; again does nothing.
@@ -69,13 +76,72 @@ impl Fabric for Real {
     }
 
     fn contexts(&self, count: usize) -> Vec<Context> {
-        let open = || Context::builder().transports(&self.spec).timeout(Duration::from_secs(20)).build();
-        (0..count).map(|_| open().unwrap()).collect()
+        (0..count).map(|_| self.builder().build().unwrap()).collect()
     }
 
     fn run<F: Future>(&self, case: F) -> F::Output {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async { tokio::time::timeout(most(), case).await }).expect("the case ends")
+    }
+}
+
+/// A transport in real time whose contexts have no driver: a thread of the test polls them, as their program would.
+#[derive(Debug)]
+pub struct Driverless {
+    real: Real,
+    mode: ProgressMode,
+    contexts: Arc<Mutex<Vec<Context>>>,
+    over: Arc<AtomicBool>,
+    program: Option<JoinHandle<()>>,
+}
+
+impl Driverless {
+    /// The transport of this specification, in this mode.
+    #[must_use]
+    pub fn new(spec: &str, mode: ProgressMode) -> Self {
+        let contexts: Arc<Mutex<Vec<Context>>> = Arc::default();
+        let over = Arc::new(AtomicBool::new(false));
+        let (polled, stop) = (contexts.clone(), over.clone());
+        let program = std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                let mut polled = polled.lock();
+                // What the case has dropped is dropped here too.
+                polled.retain(|context| context.handles() > 1);
+                let worked = polled.iter().filter(|context| context.poll()).count();
+                drop(polled);
+                if worked == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        Self { real: Real::new(spec), mode, contexts, over, program: Some(program) }
+    }
+}
+
+impl Drop for Driverless {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(program) = self.program.take() {
+            let ended = program.join();
+            assert!(ended.is_ok() || std::thread::panicking(), "the thread that polls ends well");
+        }
+    }
+}
+
+impl Fabric for Driverless {
+    fn transport(&self) -> &str {
+        self.real.transport()
+    }
+
+    fn contexts(&self, count: usize) -> Vec<Context> {
+        let open = || self.real.builder().progress(self.mode).build();
+        let contexts: Vec<_> = (0..count).map(|_| open().unwrap()).collect();
+        self.contexts.lock().extend(contexts.iter().cloned());
+        contexts
+    }
+
+    fn run<F: Future>(&self, case: F) -> F::Output {
+        self.real.run(case)
     }
 }
 

@@ -19,7 +19,7 @@ pub mod ranks;
 pub mod usage;
 pub mod world;
 
-pub use fabric::{Fabric, Real, Simulated, blocking, case, case_alone};
+pub use fabric::{Driverless, Fabric, Real, Simulated, blocking, case, case_alone};
 pub use world::{Target, World};
 
 /// Whether the long forms of cases were asked for, by `TRANSOM_LONG=1`.

@@ -35,6 +35,7 @@ fn a_variable_that_makes_no_sense_ends_in_an_error_that_names_it() {
         "TRANSOM_SIZE",
         "TRANSOM_STORE",
         "TRANSOM_TRANSPORTS",
+        "TRANSOM_PROGRESS",
         "TRANSOM_SECRET_FD",
         "TRANSOM_SECRET_FILE",
     ];
@@ -59,6 +60,7 @@ fn a_variable_that_makes_no_sense_ends_in_an_error_that_names_it() {
         ("TRANSOM_STORE", "tcp://127.0.0.1:99999"),
         ("TRANSOM_TRANSPORTS", "shm,,tcp"),
         ("TRANSOM_TRANSPORTS", "telepathy"),
+        ("TRANSOM_PROGRESS", "Thread"),
         ("TRANSOM_SECRET_FILE", "/"),
         ("TRANSOM_SECRET_FILE", "/dev/zero"),
         ("TRANSOM_SECRET_FD", "0"),

@@ -43,6 +43,7 @@ on_every_transport! {
     flush_all_delivers_to_every_rank
     a_rank_that_does_not_exist_is_told_by_every_call
     fewer_rights_are_refused_and_touch_nothing
+    a_window_that_is_only_read_is_sealed_and_its_signals_are_not
     a_part_of_size_zero_is_told_to_every_rank_at_once
     close_waits_for_every_rank
     a_drop_is_not_collective_and_the_others_are_told
@@ -596,6 +597,34 @@ fn a_window_is_dropped_under_traffic(transport: &str) {
             team.barrier().unwrap();
         });
     }
+}
+
+fn a_window_that_is_only_read_is_sealed_and_its_signals_are_not(transport: &str) {
+    threads(transport, 2, |team| {
+        for access in [Access::READ | Access::SIGNAL, Access::READ, Access::READ | Access::WRITE] {
+            let (me, other) = (team.rank(), 1 - team.rank());
+            let window = Window::builder(&team).size(4096).signals(1).access(access).build().unwrap();
+            window.local().write(8, &[me as u8 + 1; 8]).unwrap();
+            window.local().fetch_add(16, 3).unwrap();
+            team.barrier().unwrap();
+            let mut there = [0; 8];
+            window.get(other, 8, &mut there).unwrap();
+            assert_eq!(there, [other as u8 + 1; 8]);
+            let memory = window.local().memory().clone();
+            let sealed = !access.contains(Access::WRITE);
+            let seals = rustix::fs::fcntl_get_seals(memory.share().unwrap().fd).unwrap();
+            assert_eq!(seals.contains(rustix::fs::SealFlags::FUTURE_WRITE), sealed, "{access}");
+            if access.contains(Access::SIGNAL) {
+                window.send_signal(other, 0, 1).unwrap();
+                window.signal(0).unwrap().wait_at_least(1, TIMEOUT).unwrap();
+            }
+            for raised in [Access::WRITE, Access::ATOMIC, Access::ALL] {
+                let export = window.local().remote(raised);
+                assert_eq!(export.is_err(), sealed, "{access}: {raised}");
+            }
+            team.barrier().unwrap();
+        }
+    });
 }
 
 fn a_late_joiner_opens_what_was_published(transport: &str) {

@@ -16,7 +16,7 @@ use crate::backend::{Host, Transport};
 use crate::clock::{Clock, Timers};
 use crate::local::Local;
 use crate::peer::{self, Peer};
-use crate::progress::{Driver, Page, Progress, Wait};
+use crate::progress::{Driver, Page, Progress, ProgressMode, Wait};
 use crate::secret::Secret;
 use crate::signal::Signals;
 use crate::spec;
@@ -89,6 +89,7 @@ pub struct ContextBuilder {
     timeout: Duration,
     local_ranks: usize,
     wait: Wait,
+    progress: Option<ProgressMode>,
     mutual: bool,
     clock: Option<Clock>,
     only_given: bool,
@@ -157,6 +158,14 @@ impl ContextBuilder {
         self
     }
 
+    /// Who drives the transports when no call waits. Without this, `TRANSOM_PROGRESS` (`thread`, `inline` or `manual`), else
+    /// the driver thread.
+    #[must_use]
+    pub fn progress(mut self, mode: ProgressMode) -> Self {
+        self.progress = Some(mode);
+        self
+    }
+
     /// Peers connect to this context about when it connects to them, as the members of a team do: then one of the two
     /// waits a moment for the other, and one connection serves both.
     #[must_use]
@@ -199,7 +208,8 @@ impl ContextBuilder {
             (None, Some(tasks)) => Clock::Machine(Timers::new(tasks.clone())),
             (None, None) => return Err(Error::invalid("open a context", "it has no clock")),
         };
-        let progress = Progress::new(page.clone(), self.local_ranks, self.timeout, clock)?;
+        let mode = self.progress.map_or_else(ProgressMode::from_env, Ok)?;
+        let progress = Progress::new(page.clone(), self.local_ranks, self.timeout, clock, mode)?;
         progress.set_wait(self.wait);
         let secret = match self.secret {
             Some(secret) => secret,
@@ -298,6 +308,7 @@ impl Context {
             timeout: DEFAULT_TIMEOUT,
             local_ranks: 1,
             wait: Wait::Adaptive,
+            progress: None,
             mutual: false,
             clock: None,
             only_given: false,
@@ -346,9 +357,17 @@ impl Context {
         self.0.clock()
     }
 
-    /// Drives its transports once: for programs that wait in their own way. Returns whether there was work.
+    /// Drives its transports once: for programs that wait in their own way, and for those without a driver
+    /// ([`ProgressMode`]). Returns whether there was work: call again, there may be more.
     pub fn poll(&self) -> bool {
         self.0.progress.poll()
+    }
+
+    /// How many handles, peers and regions of peers keep it: for tests that hold one more.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn handles(&self) -> usize {
+        Arc::strong_count(&self.0)
     }
 
     /// How blocking waits pass the time from now on.

@@ -8,11 +8,15 @@
 
 use std::fmt;
 
+use snow::params::{CipherChoice, DHChoice, HashChoice};
+use snow::resolvers::{CryptoResolver, DefaultResolver};
+use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{HandshakeState, StatelessTransportState};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use transom_registry::{Error, Incarnation, Result};
 
-use crate::secret::Secret;
+use crate::hidden::{Hidden, scrubbed};
+use crate::secret::{Secret, random};
 
 const MAGIC: &[u8; 7] = b"transom";
 /// Version of the protocol, of this message and of all that follow.
@@ -156,7 +160,68 @@ pub fn body_size(secret: &Secret, prefix: &[u8; PREFIX]) -> Result<usize> {
 
 fn builder<'a>(secret: &'a Secret, prologue: &'a [u8]) -> Result<snow::Builder<'a>> {
     let parameters = PATTERN.parse().map_err(|_| malformed("the noise pattern is not known"))?;
-    snow::Builder::new(parameters).psk(0, secret.as_bytes()).and_then(|b| b.prologue(prologue)).map_err(noise)
+    let builder = snow::Builder::with_resolver(parameters, Box::new(Keeping));
+    builder.psk(0, secret.as_bytes()).and_then(|b| b.prologue(prologue)).map_err(noise)
+}
+
+/// Takes the secret out of a handshake that has used it: it is in the first message, and in no other.
+fn forget(noise: &mut HandshakeState) -> Result<()> {
+    noise.set_psk(0, &[0; 32]).map_err(self::noise)
+}
+
+/// The default ciphers, with their keys in hidden memory.
+struct Keeping;
+
+impl CryptoResolver for Keeping {
+    fn resolve_rng(&self) -> Option<Box<dyn Random>> {
+        DefaultResolver.resolve_rng()
+    }
+
+    fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
+        DefaultResolver.resolve_dh(choice)
+    }
+
+    fn resolve_hash(&self, choice: &HashChoice) -> Option<Box<dyn Hash>> {
+        DefaultResolver.resolve_hash(choice)
+    }
+
+    fn resolve_cipher(&self, choice: &CipherChoice) -> Option<Box<dyn Cipher>> {
+        matches!(choice, CipherChoice::ChaChaPoly).then(|| Box::new(Kept(Hidden::new())) as _)
+    }
+}
+
+/// The key of a cipher, which is made of it for each message.
+struct Kept(Hidden);
+
+impl Kept {
+    fn with<T>(&self, f: impl FnOnce(&dyn Cipher) -> T) -> Option<T> {
+        scrubbed(|| {
+            let mut cipher = DefaultResolver.resolve_cipher(&CipherChoice::ChaChaPoly)?;
+            cipher.set(self.0.get());
+            let done = f(&*cipher);
+            cipher.set(&[0; 32]);
+            Some(done)
+        })
+    }
+}
+
+impl Cipher for Kept {
+    fn name(&self) -> &'static str {
+        "ChaChaPoly"
+    }
+
+    fn set(&mut self, key: &[u8; 32]) {
+        self.0.get_mut().copy_from_slice(key);
+    }
+
+    fn encrypt(&self, nonce: u64, also: &[u8], plain: &[u8], out: &mut [u8]) -> usize {
+        // It is built in; nothing sealed would be refused by the other side.
+        self.with(|cipher| cipher.encrypt(nonce, also, plain, out)).unwrap_or(0)
+    }
+
+    fn decrypt(&self, nonce: u64, also: &[u8], sealed: &[u8], out: &mut [u8]) -> Result<usize, snow::Error> {
+        self.with(|cipher| cipher.decrypt(nonce, also, sealed, out)).unwrap_or(Err(snow::Error::Decrypt))
+    }
 }
 
 fn prologue(purpose: Purpose) -> [u8; 9] {
@@ -189,7 +254,7 @@ impl Session {
     pub const TAG: usize = 16;
 
     fn new(noise: HandshakeState, send_key: [u8; 32], receive_key: [u8; 32]) -> Result<Self> {
-        let noise = noise.into_stateless_transport_mode().map_err(self::noise)?;
+        let noise = scrubbed(|| noise.into_stateless_transport_mode()).map_err(self::noise)?;
         Ok(Self { noise, sealed: 0, opened: 0, send_key, receive_key })
     }
 
@@ -255,9 +320,13 @@ impl Initiator {
     /// As for the ciphers: none in practice.
     pub fn new(secret: &Secret, purpose: Purpose) -> Result<(Self, Vec<u8>)> {
         let prologue = prologue(purpose);
-        let mut noise = builder(secret, &prologue)?.build_initiator().map_err(self::noise)?;
         let mut out = vec![0; 256];
-        let size = noise.write_message(&[], &mut out).map_err(self::noise)?;
+        let (noise, size) = scrubbed(|| {
+            let mut noise = builder(secret, &prologue)?.build_initiator().map_err(self::noise)?;
+            let size = noise.write_message(&[], &mut out).map_err(self::noise)?;
+            forget(&mut noise)?;
+            Ok((noise, size))
+        })?;
         Ok((Self { secret: secret.clone(), noise }, frame(secret, &out[..size])?))
     }
 
@@ -267,9 +336,9 @@ impl Initiator {
     /// [`Error::Auth`], [`Error::Malformed`].
     pub fn finish(mut self, second: &[u8], hello: &Hello) -> Result<(Session, Hello, Vec<u8>)> {
         let mut out = vec![0; MOST];
-        let size = self.noise.read_message(second, &mut out).map_err(noise)?;
+        let size = scrubbed(|| self.noise.read_message(second, &mut out)).map_err(noise)?;
         let (theirs, receive_key) = Hello::decode(&out[..size])?;
-        let send_key = *Secret::random()?.as_bytes();
+        let send_key = random()?;
         let mut session = Session::new(self.noise, send_key, receive_key)?;
         let third = session.seal(&hello.encode(&send_key))?;
         let third = frame(&self.secret, &third)?;
@@ -291,11 +360,15 @@ impl Responder {
     /// [`Error::Auth`] when it does not prove the secret.
     pub fn new(secret: &Secret, purpose: Purpose, first: &[u8], hello: &Hello) -> Result<(Self, Vec<u8>)> {
         let prologue = prologue(purpose);
-        let mut noise = builder(secret, &prologue)?.build_responder().map_err(self::noise)?;
         let mut out = vec![0; MOST];
-        noise.read_message(first, &mut out).map_err(self::noise)?;
-        let send_key = *Secret::random()?.as_bytes();
-        let size = noise.write_message(&hello.encode(&send_key), &mut out).map_err(self::noise)?;
+        let send_key = random()?;
+        let (noise, size) = scrubbed(|| {
+            let mut noise = builder(secret, &prologue)?.build_responder().map_err(self::noise)?;
+            noise.read_message(first, &mut out).map_err(self::noise)?;
+            forget(&mut noise)?;
+            let size = noise.write_message(&hello.encode(&send_key), &mut out).map_err(self::noise)?;
+            Ok((noise, size))
+        })?;
         let second = frame(secret, &out[..size])?;
         Ok((Self { noise, send_key }, second))
     }

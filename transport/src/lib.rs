@@ -44,6 +44,7 @@ pub mod clock;
 mod context;
 mod fork;
 pub mod handshake;
+mod hidden;
 mod late;
 mod list;
 mod local;
@@ -65,7 +66,7 @@ pub mod token;
 pub use context::{Context, ContextBuilder, DEFAULT_TIMEOUT, Opener};
 pub use list::List;
 pub use peer::Peer;
-pub use progress::Wait;
+pub use progress::{ProgressMode, Wait};
 pub use region::PeerRegion;
 pub use request::Request;
 pub use secret::Secret;
@@ -77,6 +78,6 @@ pub use spec::{Open, VARIABLE, register_transport, transport_names};
 pub use tcp::{fuzz_control as fuzz_tcp_control, fuzz_frame as fuzz_tcp_frame};
 pub use transom_registry::element::{Atomic, Dtype, Element, Reduce};
 pub use transom_registry::{
-    Access, Cause, Error, Failure, File, Foreign, Host, Incarnation, Kind, Memory, MemoryRegion, Outcome,
-    RemoteRegion, Result, Slice, Stale,
+    Access, Cause, Error, Failure, File, Foreign, Host, HostBuilder, Incarnation, Kind, Memory, MemoryRegion,
+    Outcome, RemoteRegion, Result, Slice, Stale,
 };

@@ -176,7 +176,7 @@ impl Request {
     /// Whether it has ended, well or not.
     #[must_use]
     pub fn is_done(&self) -> bool {
-        self.progress.poll();
+        self.progress.drive_in_passing();
         self.flight.is_over()
     }
 
@@ -233,7 +233,7 @@ impl Future for Landing<'_> {
         if let Some(result) = self.flight.result() {
             return Poll::Ready(result);
         }
-        self.progress.poll();
+        self.progress.drive_in_passing();
         self.flight.poll(cx.waker())
     }
 }

@@ -5,22 +5,32 @@ use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use snow::params::HashChoice;
 use snow::resolvers::{CryptoResolver, DefaultResolver};
 use transom_registry::{Error, Result};
-use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+use zeroize::{Zeroize, Zeroizing};
+
+use crate::hidden::{self, Hidden, scrubbed};
 
 /// Size of a secret in bytes.
-pub const SIZE: usize = 32;
+pub const SIZE: usize = hidden::SIZE;
 /// The file that holds the job's secret.
 pub const FILE_VARIABLE: &str = "TRANSOM_SECRET_FILE";
 /// The inherited descriptor that gives the job's secret: set by the launcher.
 pub const FD_VARIABLE: &str = "TRANSOM_SECRET_FD";
 
-/// The job's secret: 32 random bytes. Never printed, wiped when it goes.
-#[derive(Clone, Zeroize, ZeroizeOnDrop)]
-pub struct Secret([u8; SIZE]);
+/// The job's secret: 32 random bytes. Never printed, kept out of core dumps, wiped when its last handle goes.
+///
+/// A handle: clones are the same bytes.
+#[derive(Clone)]
+pub struct Secret(Arc<Inner>);
+
+struct Inner {
+    bytes: Hidden,
+    job: OnceLock<[u8; 4]>,
+}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,12 +38,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-fn random<const N: usize>() -> Result<[u8; N]> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|e| {
-        Error::io("read random bytes", std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(0)))
-    })?;
+    fill(&mut bytes)?;
     Ok(bytes)
+}
+
+fn fill(bytes: &mut [u8]) -> Result<()> {
+    getrandom::fill(bytes).map_err(|e| {
+        Error::io("read random bytes", std::io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(0)))
+    })
 }
 
 /// BLAKE2s of these parts, one after the other.
@@ -46,6 +60,9 @@ pub(crate) fn hash(parts: &[&[u8]]) -> Result<[u8; SIZE]> {
     }
     let mut out = [0; SIZE];
     hash.result(&mut out);
+    // What it has taken in stays in its buffer until something else does.
+    hash.reset();
+    hash.input(&[0; 2 * 64]);
     Ok(out)
 }
 
@@ -67,13 +84,23 @@ impl Secret {
     /// # Errors
     /// [`Error::Io`] when the kernel gives no random bytes.
     pub fn random() -> Result<Self> {
-        random().map(Self)
+        Self::made_by(fill)
+    }
+
+    /// One whose bytes are written in their place.
+    fn made_by(make: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Self> {
+        let mut bytes = Hidden::new();
+        scrubbed(|| make(bytes.get_mut()))?;
+        Ok(Self(Arc::new(Inner { bytes, job: OnceLock::new() })))
     }
 
     /// These bytes.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; SIZE]) -> Self {
-        Self(bytes)
+    pub fn from_bytes(mut from: [u8; SIZE]) -> Self {
+        let mut bytes = Hidden::new();
+        bytes.get_mut().copy_from_slice(&from);
+        from.zeroize();
+        Self(Arc::new(Inner { bytes, job: OnceLock::new() }))
     }
 
     /// Reads 64 hexadecimal digits.
@@ -81,22 +108,23 @@ impl Secret {
     /// # Errors
     /// [`Error::Malformed`], which does not show them.
     pub fn from_hex(text: &str) -> Result<Self> {
-        let mut bytes = [0; SIZE];
         let text = text.trim();
         let fits = text.len() == 2 * SIZE;
-        match fits.then(|| data_encoding::HEXLOWER_PERMISSIVE.decode_mut(text.as_bytes(), &mut bytes)) {
-            Some(Ok(SIZE)) => Ok(Self(bytes)),
-            _ => Err(Error::Malformed {
-                what: "secret",
-                why: format!("{} hexadecimal digits are expected", 2 * SIZE),
-            }),
-        }
+        Self::made_by(|bytes| {
+            match fits.then(|| data_encoding::HEXLOWER_PERMISSIVE.decode_mut(text.as_bytes(), bytes)) {
+                Some(Ok(SIZE)) => Ok(()),
+                _ => Err(Error::Malformed {
+                    what: "secret",
+                    why: format!("{} hexadecimal digits are expected", 2 * SIZE),
+                }),
+            }
+        })
     }
 
     /// Its 64 hexadecimal digits, wiped when they go.
     #[must_use]
     pub fn to_hex(&self) -> Zeroizing<String> {
-        Zeroizing::new(data_encoding::HEXLOWER.encode(&self.0))
+        Zeroizing::new(data_encoding::HEXLOWER.encode(self.as_bytes()))
     }
 
     /// Reads a file of 64 hexadecimal digits that only we can read.
@@ -147,7 +175,9 @@ impl Secret {
             .mode(0o600)
             .open(path)
             .map_err(|e| Error::io(format!("make the secret file {}", path.display()), e))?;
-        file.write_all(format!("{}\n", *self.to_hex()).as_bytes())
+        let text = self.to_hex();
+        file.write_all(text.as_bytes())
+            .and_then(|()| file.write_all(b"\n"))
             .map_err(|e| Error::io("write the secret", e))
     }
 
@@ -250,17 +280,25 @@ impl Secret {
                 why: "6 groups of 4 letters and digits are expected".into(),
             });
         }
-        Ok(Self(hash(&[b"transom pass phrase 1", plain.as_bytes()])?))
+        Self::made_by(|bytes| {
+            let mut hashed = hash(&[b"transom pass phrase 1", plain.as_bytes()])?;
+            bytes.copy_from_slice(&hashed);
+            hashed.zeroize();
+            Ok(())
+        })
     }
 
     pub(crate) fn as_bytes(&self) -> &[u8; SIZE] {
-        &self.0
+        self.0.bytes.get()
     }
 
     /// A public name of the job that tells nothing of the secret: two jobs that meet by accident are told apart.
     pub(crate) fn job(&self) -> Result<[u8; 4]> {
-        let hash = hash(&[b"transom job 1", &self.0])?;
-        Ok([hash[0], hash[1], hash[2], hash[3]])
+        if let Some(job) = self.0.job.get() {
+            return Ok(*job);
+        }
+        let hash = scrubbed(|| hash(&[b"transom job 1", self.as_bytes()]))?;
+        Ok(*self.0.job.get_or_init(|| [hash[0], hash[1], hash[2], hash[3]]))
     }
 }
 

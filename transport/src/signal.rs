@@ -126,7 +126,7 @@ impl Future for Waits {
             return Poll::Ready(answer);
         }
         let progress = self.wanted.signals.progress.clone();
-        progress.poll();
+        progress.drive_in_passing();
         let condition: Arc<dyn Condition> = self.wanted.clone();
         self.id = Some(progress.wait_for(self.id, &condition, cx.waker()));
         // Registered and armed: whoever adds from now on wakes us. Look once more for whoever did before.

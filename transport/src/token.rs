@@ -11,7 +11,31 @@ use crate::request::Flight;
 /// Whoever waits for an operation: completed once, by the transport that carries it. Dropped uncompleted, the operation
 /// counts as in doubt.
 #[derive(Debug)]
-pub struct Token(Option<Waits>, Option<Slice>);
+pub struct Token(Option<Waits>, Option<Slice>, Option<Box<Scatter>>);
+
+/// Where bytes go that were received one after the other.
+#[derive(Debug)]
+pub(crate) struct Scatter {
+    /// Where they were received.
+    pub(crate) from: Slice,
+    /// The (offset, size) pairs in this slice that they are for, each inside of it.
+    pub(crate) places: Box<[(u64, u64)]>,
+    pub(crate) into: Slice,
+}
+
+impl Scatter {
+    fn run(&self) -> Result<()> {
+        let mut bytes = Vec::new();
+        let mut at = 0;
+        for &(place, size) in &self.places {
+            bytes.resize(size as usize, 0);
+            self.from.read(at, &mut bytes)?;
+            self.into.write(place as usize, &bytes)?;
+            at += size as usize;
+        }
+        Ok(())
+    }
+}
 
 #[derive(Debug)]
 enum Waits {
@@ -23,11 +47,17 @@ enum Waits {
 
 impl Token {
     pub(crate) fn flight(flight: Arc<Flight>) -> Self {
-        Self(Some(Waits::Flight(flight)), None)
+        Self(Some(Waits::Flight(flight)), None, None)
     }
 
     pub(crate) fn late(late: Arc<Late>, operation: &'static str) -> Self {
-        Self(Some(Waits::Late(late, operation)), None)
+        Self(Some(Waits::Late(late, operation)), None, None)
+    }
+
+    /// The same token; what was received is scattered before its outcome is known.
+    pub(crate) fn scatter(mut self, scatter: Scatter) -> Self {
+        self.2 = Some(Box::new(scatter));
+        self
     }
 
     /// The same token, which keeps this slice until it is completed: so that it is dropped where wakers run.
@@ -72,7 +102,10 @@ impl Token {
     /// Makes the outcome known; gives back who is to be woken.
     fn settle(&mut self, result: Result<u64>) -> Option<Waker> {
         match self.0.take() {
-            Some(Waits::Flight(flight)) => flight.settle(result),
+            Some(Waits::Flight(flight)) => {
+                let scattered = self.2.as_ref().map_or(Ok(()), |scatter| scatter.run());
+                flight.settle(result.and_then(|value| scattered.map(|()| value)))
+            }
             Some(Waits::Late(late, _)) => {
                 if let Err(error) = result {
                     late.record(error);
@@ -98,7 +131,7 @@ impl Drop for Token {
 #[derive(Debug)]
 pub struct Completion {
     waker: Option<Waker>,
-    _slice: Option<Slice>,
+    _slices: (Option<Slice>, Option<Box<Scatter>>),
 }
 
 impl Completion {
@@ -107,8 +140,8 @@ impl Completion {
     /// a flush that it overtakes would not tell of it.
     #[must_use]
     pub fn new(mut token: Token, result: Result<u64>) -> Self {
-        let slice = token.1.take();
-        Self { waker: token.settle(result), _slice: slice }
+        let waker = token.settle(result);
+        Self { waker, _slices: (token.1.take(), token.2.take()) }
     }
 
     /// Wakes who waits. Wakers run, and slices are dropped, here: outside of the driver's seat.

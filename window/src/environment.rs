@@ -37,6 +37,14 @@ pub(crate) enum Meeting {
     RankZero(String),
 }
 
+/// Whether a launcher started this process as one of several ranks.
+///
+/// # Errors
+/// [`Error::Config`] that names the variable, as for [`Team::from_env`](crate::Team::from_env).
+pub fn is_rank() -> Result<bool> {
+    Place::from_env().map(|place| place.meeting != Meeting::Alone)
+}
+
 /// Variables of the launchers that we know: name, rank, size, ranks on this host.
 const LAUNCHERS: [(&str, &str, &str, &[&str]); 5] = [
     ("transom launch", RANK, SIZE, &[LOCAL_SIZE]),

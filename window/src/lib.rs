@@ -40,8 +40,8 @@ pub use team::{Team, TeamBuilder};
 pub use transom_registry::element;
 pub use transom_transport::{
     Access, Atomic, Cause, Context, ContextBuilder, Dtype, Element, Error, Failure, File, Foreign, Host,
-    Incarnation, Kind, List, Memory, MemoryRegion, Outcome, Peer, PeerRegion, Producers, Reduce,
-    RemoteRegion, Request, Result, Secret, Signal, Signals, Slice, Stale, Wait, register_transport,
-    transport_names,
+    HostBuilder, Incarnation, Kind, List, Memory, MemoryRegion, Outcome, Peer, PeerRegion, Producers,
+    ProgressMode, Reduce, RemoteRegion, Request, Result, Secret, Signal, Signals, Slice, Stale, Wait,
+    register_transport, transport_names,
 };
 pub use window::{DEFAULT_SIGNALS, Slot, Window, WindowBuilder};

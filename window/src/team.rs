@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use transom_registry::header::lock_owner;
 use transom_registry::{Access, Cause, Error, Failure, Host, MemoryRegion, Outcome, RemoteRegion, Result};
-use transom_transport::{Context, PeerRegion, Producers, Secret, Signals, Wait};
+use transom_transport::{Context, PeerRegion, Producers, ProgressMode, Secret, Signals, Wait};
 
 use crate::Rank;
 use crate::environment::{MOST_RANKS, Meeting, Place, STORE};
@@ -108,6 +108,7 @@ pub struct TeamBuilder {
     secret: Option<Secret>,
     timeout: Duration,
     wait: Wait,
+    progress: Option<ProgressMode>,
 }
 
 impl TeamBuilder {
@@ -181,6 +182,13 @@ impl TeamBuilder {
         self
     }
 
+    /// Who drives the transports when no call waits; without this, `TRANSOM_PROGRESS`, else the driver thread.
+    #[must_use]
+    pub fn progress(mut self, mode: ProgressMode) -> Self {
+        self.progress = Some(mode);
+        self
+    }
+
     /// Meets the other ranks. Returns when all of them are there.
     ///
     /// # Errors
@@ -230,6 +238,9 @@ impl TeamBuilder {
                     .local_ranks(self.local_size.unwrap_or(size) as usize);
                 if let Some(specs) = &self.transports {
                     builder = builder.transports(specs);
+                }
+                if let Some(mode) = self.progress {
+                    builder = builder.progress(mode);
                 }
                 if let Some(secret) = self.secret {
                     builder = builder.secret(secret);
@@ -353,6 +364,7 @@ impl Team {
             secret: None,
             timeout: transom_transport::DEFAULT_TIMEOUT,
             wait: Wait::Adaptive,
+            progress: None,
         }
     }
 
@@ -663,7 +675,7 @@ impl Team {
         for round in 0..rounds(self.size()) {
             let to = self.towards(round);
             let link = self.within(until, "barrier", to, self.link(to)).await?;
-            link.signal(round, 1).map_err(|e| self.tell(to, e))?;
+            link.with_room(|| link.signal(round, 1)).await.map_err(|e| self.tell(to, e))?;
             let from = self.from(round);
             let signal = self.round(from).signal(round)?;
             let came = signal.wait_at_least_async(*count, self.left(until)).await;

@@ -94,7 +94,8 @@ impl WindowBuilder<'_> {
         self
     }
 
-    /// What the other ranks may do with this rank's part; everything without it.
+    /// What the other ranks may do with this rank's part; everything without it. New memory that they may neither write nor
+    /// use atomics on is [sealed](transom_transport::HostBuilder::read_only_to_peers) against everybody but this process.
     #[must_use]
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
@@ -145,7 +146,11 @@ impl WindowBuilder<'_> {
 
     fn part(&self) -> Result<MemoryRegion> {
         match &self.part {
-            Part::Size(size) => self.team.context().register(Host::new(*size)?, self.signals),
+            Part::Size(size) => {
+                let read_only = self.access & (Access::WRITE | Access::ATOMIC) == Access::NONE;
+                let memory = Host::builder(*size).read_only_to_peers(read_only).build()?;
+                self.team.context().register(memory, self.signals)
+            }
             Part::Region(region) => Ok(region.clone()),
         }
     }
@@ -519,7 +524,7 @@ impl Window {
         self.request("get", rank, |part| part.get_into(offset, into))
     }
 
-    /// Writes consecutive bytes to the parts of a list. Returns when `from` may be reused.
+    /// Writes bytes to the parts of a list: consecutive ones, or those at its places. Returns when `from` may be reused.
     ///
     /// # Errors
     /// As for [`PeerRegion::put_list`]; [`Error::NoSuchRank`].
@@ -535,7 +540,7 @@ impl Window {
         self.request("put_list", rank, |part| part.put_list_from(list, from))
     }
 
-    /// Reads the parts of a list into consecutive bytes. Returns when the bytes are there.
+    /// Reads the parts of a list into consecutive bytes, or to its places. Returns when the bytes are there.
     ///
     /// # Errors
     /// As for [`PeerRegion::get_list`]; [`Error::NoSuchRank`].

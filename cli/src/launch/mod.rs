@@ -10,7 +10,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -24,59 +23,61 @@ const LEARN: Duration = Duration::from_secs(1);
 /// How long they may take to end after SIGTERM.
 const OBEY: Duration = Duration::from_secs(3);
 
-/// Start the ranks of a job on this host
-#[derive(Debug, Args)]
-pub(crate) struct Options {
-    /// How many ranks
-    #[arg(short = 'n', long = "ranks", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    ranks: u32,
-    /// The transports that they may use, best first: sets TRANSOM_TRANSPORTS
-    #[arg(long)]
-    transports: Option<String>,
-    /// Let the others go on when one fails
-    #[arg(long)]
-    keep_going: bool,
-    /// Pass output through as it is, without the rank before each line
-    #[arg(long)]
-    raw: bool,
-    /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-    program: Vec<OsString>,
+/// A job on this host: a program that runs as several ranks.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// How many ranks.
+    pub ranks: u32,
+    /// The transports that they may use, best first, as in `TRANSOM_TRANSPORTS`; by default what that says.
+    pub transports: Option<String>,
+    /// Let the others go on when one fails.
+    pub keep_going: bool,
+    /// Pass output through as it is, without the rank before each line.
+    pub raw: bool,
+    /// The program and its arguments.
+    pub program: Vec<OsString>,
 }
 
-/// Runs the job. The exit code is that of the first rank that failed: its own, or 128 and the signal.
-pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Error::io("start the launcher", e))?;
-    let code = runtime.block_on(launch(options))?;
-    // Output threads are done: every child has ended.
-    runtime.shutdown_background();
-    Ok(code)
+impl Job {
+    /// Runs it to its end, on this thread. Its ranks end with this process, however it ends.
+    ///
+    /// The exit code is that of the first rank that failed: its own, or 128 and the signal.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when a rank cannot be started: those that were are ended; errors of the store.
+    pub fn run(&self) -> Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("start the launcher", e))?;
+        let code = runtime.block_on(launch(self))?;
+        // Output threads are done: every child has ended.
+        runtime.shutdown_background();
+        Ok(code)
+    }
 }
 
-async fn launch(options: &Options) -> Result<ExitCode> {
+async fn launch(job: &Job) -> Result<ExitCode> {
     let secret = Secret::random()?;
     let server = StoreServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &secret)?;
     let store = Store::connect(&server.address().to_string(), &secret, Duration::from_secs(10))?;
     let mut interrupted = signal(SignalKind::interrupt()).map_err(|e| Error::io("watch for SIGINT", e))?;
     let mut terminated = signal(SignalKind::terminate()).map_err(|e| Error::io("watch for SIGTERM", e))?;
 
-    let (ended, mut ends) = mpsc::channel(options.ranks as usize);
+    let (ended, mut ends) = mpsc::channel(job.ranks as usize);
     let mut running: HashMap<u32, Child> = HashMap::new();
-    for rank in 0..options.ranks {
+    for rank in 0..job.ranks {
         let mut variables = vec![
             (RANK, rank.to_string()),
-            (SIZE, options.ranks.to_string()),
-            (LOCAL_SIZE, options.ranks.to_string()),
+            (SIZE, job.ranks.to_string()),
+            (LOCAL_SIZE, job.ranks.to_string()),
             (STORE, format!("tcp://{}", server.address())),
         ];
-        if let Some(transports) = &options.transports {
+        if let Some(transports) = &job.transports {
             variables.push(("TRANSOM_TRANSPORTS", transports.clone()));
         }
-        let prefix = if options.raw { None } else { Some(prefix(rank, options.ranks)) };
-        let started = child::start(rank, &options.program, &variables, &secret, prefix, ended.clone());
+        let prefix = if job.raw { None } else { Some(prefix(rank, job.ranks)) };
+        let started = child::start(rank, &job.program, &variables, &secret, prefix, ended.clone());
         match started {
             Ok(child) => {
                 running.insert(rank, child);
@@ -111,7 +112,7 @@ async fn launch(options: &Options) -> Result<ExitCode> {
                 if !how.is_success() {
                     say(&format!("rank {rank} {how}"));
                     first.get_or_insert(how);
-                    if !options.keep_going && ask_at.is_none() {
+                    if !job.keep_going && ask_at.is_none() {
                         ask_at = Some(Instant::now() + LEARN);
                     }
                 }

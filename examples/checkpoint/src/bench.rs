@@ -125,6 +125,19 @@ impl Bench {
         Ok(beside)
     }
 
+    /// Bytes per second that the disk takes at most: see [`Bench::durable`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn limit(&self, turns: usize) -> Result<Vec<f64>> {
+        (0..turns)
+            .map(|_| {
+                let rate = self.size() as f64 / self.raw_write()?.as_secs_f64();
+                settle(&self.dir).map(|()| rate)
+            })
+            .collect()
+    }
+
     /// Saves once; how long it took until all was durable, and what is there now.
     fn save(&mut self) -> Result<(Duration, Checkpoint)> {
         let to = Checkpoints::create(&self.dir, self.options())?;

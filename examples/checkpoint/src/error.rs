@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use transom::Rank;
+
 /// The result of everything here that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -69,16 +71,77 @@ pub enum Error {
         /// Its value, and what is expected.
         why: String,
     },
-    /// Registered memory that cannot be used.
+    /// A message in the staging window that nobody of this job sends.
+    #[error("the staging window is out of step: {0}")]
+    Protocol(String),
+    /// Every writer that could have taken the shard of a step has failed.
+    #[error("step {step} is not saved: no writer is left{}", told(.lost))]
+    NoWriter {
+        /// The step.
+        step: u64,
+        /// The writers that failed during this save, and how.
+        lost: Vec<(Rank, Arc<transom::Error>)>,
+    },
+    /// The writer of a shard failed before the checkpoint of its step was durable.
+    #[error(
+        "the writer, rank {writer}, is lost before step {step} was durable (save it again: the next writer takes over)"
+    )]
+    WriterLost {
+        /// The writer.
+        writer: Rank,
+        /// The step.
+        step: u64,
+    },
+    /// A save was given up because the next one began before all of its blocks had come.
+    #[error("step {step} is given up: the save of step {by} began before all of its blocks had come")]
+    Superseded {
+        /// The step that was given up.
+        step: u64,
+        /// The step that began.
+        by: u64,
+    },
+    /// A trainer failed, or went elsewhere, before its shard of a step was whole.
+    #[error("step {step} is given up: the shard of trainer {trainer} will not come")]
+    TrainerLost {
+        /// The trainer.
+        trainer: u32,
+        /// The step.
+        step: u64,
+    },
+    /// A trainer's shard of a step did not come within the team's deadline.
+    #[error("step {step} is given up: the shard of trainer {trainer} did not come in time")]
+    ShardMissing {
+        /// The trainer.
+        trainer: u32,
+        /// The step.
+        step: u64,
+    },
+    /// An error of the windows, or of registered memory.
     #[error(transparent)]
-    Memory(#[from] Arc<transom::Error>),
+    Window(#[from] Arc<transom::Error>),
 }
 
 fn at(offset: Option<u64>) -> String {
     offset.map_or_else(String::new, |offset| format!(" at offset {offset}"))
 }
 
+fn told(lost: &[(Rank, Arc<transom::Error>)]) -> String {
+    lost.iter().map(|(rank, error)| format!("; rank {rank}: {error}")).collect()
+}
+
 impl Error {
+    /// Whether a wait came to its deadline.
+    #[must_use]
+    pub fn is_expired(&self) -> bool {
+        matches!(self, Self::Window(error) if matches!(**error, transom::Error::Expired { .. }))
+    }
+
+    /// Whether a rank failed.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Window(error) if matches!(**error, transom::Error::Failed { .. }))
+    }
+
     pub(crate) fn invalid(what: &'static str, why: impl Into<String>) -> Self {
         Self::Invalid { what, why: why.into() }
     }
@@ -100,6 +163,6 @@ impl Error {
 
 impl From<transom::Error> for Error {
     fn from(error: transom::Error) -> Self {
-        Self::Memory(Arc::new(error))
+        Self::Window(Arc::new(error))
     }
 }

@@ -1,6 +1,7 @@
 //! Checkpoints that do not stop training: trainers put their shards into a writer's staging window and go on; the writer
 //! drains them to safetensors files.
 //!
+//! - [`Staging`], [`Saver`], [`Writer`]: the window between trainers and writers, and its ends
 //! - [`Layout`]: the tensors of a state, and which rows of each belong to which shard
 //! - [`Plan`]: the files that a shard becomes, and their blocks
 //! - [`Checkpoints`], [`Save`]: a directory of checkpoints, and a shard on its way there
@@ -23,6 +24,8 @@ mod model;
 mod plan;
 mod pool;
 mod save;
+mod staging;
+mod writer;
 
 pub use checkpoint::{Checkpoint, Wrong};
 pub use checkpoints::{Checkpoints, Committed, Listed, Options};
@@ -36,3 +39,5 @@ pub use model::Model;
 pub use plan::{BLOCK, Block, Piece, Plan};
 pub use safetensors::Dtype;
 pub use save::Save;
+pub use staging::{Event, Inbox, Note, Role, Roles, Saver, Staged, Staging};
+pub use writer::{Report, Writer};

@@ -30,6 +30,7 @@ pub struct Host {
     fd: OwnedFd,
     size: usize,
     huge_pages: bool,
+    only_ours: bool,
 }
 
 /// Whether memory is made of huge pages (hugetlb, of the default huge page size).
@@ -51,6 +52,7 @@ pub struct HostBuilder {
     size: usize,
     sparse: bool,
     huge_pages: HugePages,
+    read_only_to_peers: bool,
 }
 
 impl Host {
@@ -64,7 +66,7 @@ impl Host {
 
     /// Describes `size` bytes of memory, to be allocated by [`HostBuilder::build`].
     pub fn builder(size: usize) -> HostBuilder {
-        HostBuilder { size, sparse: false, huge_pages: HugePages::Never }
+        HostBuilder { size, sparse: false, huge_pages: HugePages::Never, read_only_to_peers: false }
     }
 
     /// Whether it is made of huge pages.
@@ -88,6 +90,14 @@ impl HostBuilder {
         self
     }
 
+    /// Seals it against every writer but this process's own mapping, before anybody else can see it: no process, not even
+    /// one of the same user, makes a writable mapping from its descriptor, writes to it, or punches holes into it. It can be
+    /// exported without the rights to write and to its atomics only. Its signals are in memory of the library's.
+    pub fn read_only_to_peers(mut self, read_only: bool) -> Self {
+        self.read_only_to_peers = read_only;
+        self
+    }
+
     /// Allocates it.
     ///
     /// # Errors
@@ -96,7 +106,7 @@ impl HostBuilder {
     /// - [`Error::Limit`] for too many files or mappings, and where required huge pages are missing;
     /// - [`Error::Io`] for anything else that the operating system refuses.
     pub fn build(self) -> Result<Host> {
-        let Self { size, sparse, huge_pages } = self;
+        let Self { size, sparse, huge_pages, read_only_to_peers: only_ours } = self;
         if size == 0 {
             return Err(Error::invalid("allocate memory", "size is 0, expected 1 byte or more"));
         }
@@ -105,14 +115,14 @@ impl HostBuilder {
             return Err(Error::TooLarge { requested: size as u64, available: MOST, limit });
         }
         match huge_pages {
-            HugePages::Never => small(size, sparse),
-            HugePages::Required => huge(size),
-            HugePages::Try => huge(size).or_else(|_| small(size, sparse)),
+            HugePages::Never => small(size, sparse, only_ours),
+            HugePages::Required => huge(size, only_ours),
+            HugePages::Try => huge(size, only_ours).or_else(|_| small(size, sparse, only_ours)),
         }
     }
 }
 
-fn small(size: usize, sparse: bool) -> Result<Host> {
+fn small(size: usize, sparse: bool, only_ours: bool) -> Result<Host> {
     let whole = size.next_multiple_of(rustix::param::page_size());
     if !sparse {
         limits::check_available(whole as u64)?;
@@ -123,10 +133,11 @@ fn small(size: usize, sparse: bool) -> Result<Host> {
     let mapping =
         if sparse { Mapping::new(fd.as_fd(), 0, whole, true) } else { Mapping::populated(fd.as_fd(), whole) };
     let mapping = mapping.map_err(told("map shared memory"))?;
-    Ok(Host { mapping, fd, size, huge_pages: false })
+    seal(&fd, only_ours)?;
+    Ok(Host { mapping, fd, size, huge_pages: false, only_ours })
 }
 
-fn huge(size: usize) -> Result<Host> {
+fn huge(size: usize, only_ours: bool) -> Result<Host> {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let page = limits::meminfo(&text, "Hugepagesize").and_then(|page| usize::try_from(page).ok());
     let Some(page) = page.filter(|page| page.is_power_of_two()) else {
@@ -159,7 +170,8 @@ fn huge(size: usize) -> Result<Host> {
     prepare(&fd, whole)?;
     // Mapping reserves the pages; populating takes them, within the limits of the control group.
     let mapping = Mapping::populated(fd.as_fd(), whole).map_err(told("map huge pages"))?;
-    Ok(Host { mapping, fd, size, huge_pages: true })
+    seal(&fd, only_ours)?;
+    Ok(Host { mapping, fd, size, huge_pages: true, only_ours })
 }
 
 /// A memfd that cannot be made executable, where the kernel knows how (6.3); some kernels refuse any other.
@@ -171,15 +183,22 @@ fn create(more: MemfdFlags) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Sets mode and size, then seals: from here on the file is what it will always be.
+/// Sets mode and size.
 fn prepare(fd: &OwnedFd, whole: usize) -> Result<()> {
     let whole = whole as u64;
     limits::check_file_size(whole)?;
     rustix::fs::fchmod(fd, Mode::RUSR | Mode::WUSR)
         .map_err(|e| Error::io("set the mode of shared memory", e))?;
-    rustix::fs::ftruncate(fd, whole).map_err(|e| limits::diagnose("size shared memory", e, whole))?;
-    rustix::fs::fcntl_add_seals(fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
-        .map_err(|e| Error::io("seal shared memory", e))
+    rustix::fs::ftruncate(fd, whole).map_err(|e| limits::diagnose("size shared memory", e, whole))
+}
+
+/// Seals: from here on the file is what it will always be. Mappings that are there stay writable.
+fn seal(fd: &OwnedFd, only_ours: bool) -> Result<()> {
+    let mut seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if only_ours {
+        seals |= SealFlags::FUTURE_WRITE;
+    }
+    rustix::fs::fcntl_add_seals(fd, seals).map_err(|e| Error::io("seal shared memory", e))
 }
 
 // SAFETY: the mapping lives as long as the value, has `size` bytes or more, is readable and writable, and lies inside a
@@ -199,6 +218,10 @@ unsafe impl Memory for Host {
 
     fn share(&self) -> Option<Shared<'_>> {
         Some(Shared { fd: self.fd.as_fd(), offset: 0, sealed: true })
+    }
+
+    fn is_read_only_to_peers(&self) -> bool {
+        self.only_ours
     }
 }
 
@@ -229,6 +252,48 @@ mod tests {
         assert_eq!(stat.st_size, 3 * page() as i64);
         let flags = rustix::io::fcntl_getfd(shared.fd).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+
+    #[test]
+    fn memory_that_is_read_only_to_peers_is_written_by_its_owner_and_by_nobody_who_has_its_descriptor() {
+        use rustix::fs::FallocateFlags;
+        use rustix::mm::{MapFlags, ProtFlags};
+
+        for sparse in [false, true] {
+            let memory = Host::builder(2 * page()).sparse(sparse).read_only_to_peers(true).build().unwrap();
+            assert!(memory.is_read_only_to_peers() && !memory.is_read_only());
+            let write = |byte| {
+                // SAFETY: the first byte of memory that nobody else uses.
+                unsafe { memory.as_ptr().write_volatile(byte) }
+            };
+            write(5);
+            let shared = memory.share().unwrap().fd;
+            // The very descriptor, and what the same user can make of a read-only one.
+            let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&shared));
+            let again = rustix::fs::open(path, rustix::fs::OFlags::RDWR, Mode::empty()).unwrap();
+            let duplicate = shared.try_clone_to_owned().unwrap();
+            for fd in [duplicate, again] {
+                let refused = crate::Mapped::new(fd.try_clone().unwrap(), 0, page(), true, true);
+                assert!(matches!(refused, Err(Error::Io { .. })), "{refused:?}");
+                assert_eq!(rustix::io::pwrite(&fd, &[9], 0), Err(Errno::PERM));
+                let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                assert_eq!(rustix::fs::fallocate(&fd, punched, 0, page() as u64), Err(Errno::PERM));
+                assert_eq!(rustix::fs::ftruncate(&fd, 0), Err(Errno::PERM));
+                // A mapping for reading cannot be made writable afterwards.
+                // SAFETY: addresses that are free; nothing is made of the mapping but what fails.
+                unsafe {
+                    let (prot, none) = (ProtFlags::READ, std::ptr::null_mut());
+                    let at = rustix::mm::mmap(none, page(), prot, MapFlags::SHARED, &fd, 0).unwrap();
+                    let writable = rustix::mm::MprotectFlags::READ | rustix::mm::MprotectFlags::WRITE;
+                    assert_eq!(rustix::mm::mprotect(at, page(), writable), Err(Errno::ACCESS));
+                    rustix::mm::munmap(at, page()).unwrap();
+                }
+                let mapped = crate::Mapped::new(fd, 0, page(), false, true).unwrap();
+                write(6);
+                // SAFETY: the first byte of the mapping.
+                assert_eq!(unsafe { mapped.as_ptr().read_volatile() }, 6, "the owner writes on");
+            }
+        }
     }
 
     #[test]

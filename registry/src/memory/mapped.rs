@@ -110,7 +110,8 @@ fn page_size(fd: &OwnedFd) -> u64 {
 /// A second descriptor of the same memory that can be mapped for reading only.
 ///
 /// It keeps a peer that plays by the rules from writing by mistake. It is no wall: a process of the same user can open
-/// `/proc/self/fd/N` for writing again, as this function opens it for reading. Needs `/proc`.
+/// `/proc/self/fd/N` for writing again, as this function opens it for reading, unless the memory is
+/// [sealed against that](super::HostBuilder::read_only_to_peers). Needs `/proc`.
 ///
 /// # Errors
 /// [`Error::Limit`] with too many files open, [`Error::Io`] where `/proc` is missing or refuses.

@@ -68,4 +68,8 @@ pub unsafe trait Memory: Debug + Send + Sync {
     fn is_read_only(&self) -> bool {
         false
     }
+    /// Whether peers can only read it, whatever this process does: rights to change it are never exported.
+    fn is_read_only_to_peers(&self) -> bool {
+        self.is_read_only()
+    }
 }

@@ -105,6 +105,88 @@ pub async fn fifteen_thousand_parts_are_one_transfer_that_can_be_replayed(world:
     }
 }
 
+/// Places on this side for parts: apart from each other, mostly in an order of their own, some of them following each other.
+fn random_places(random: &mut Random, parts: &[(u64, u64)]) -> (Vec<(u64, u64, u64)>, usize) {
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    for i in (1..order.len()).rev() {
+        if random.below(2) == 0 {
+            order.swap(i, random.below(i as u64 + 1) as usize);
+        }
+    }
+    let mut places = vec![0; parts.len()];
+    let mut at = 0;
+    for index in order {
+        at += if random.below(2) == 0 { 0 } else { random.below(40) };
+        places[index] = at;
+        at += parts[index].1;
+    }
+    let all = parts.iter().zip(&places).map(|(&(there, size), &here)| (there, here, size));
+    (all.collect(), at as usize)
+}
+
+pub async fn lists_that_are_scattered_on_both_sides_move_each_part_to_its_place(world: World) {
+    const END: usize = 600_000;
+    let region = world.region(END, 0);
+    let target = world.open(&region).await;
+    let mut random = Random::new(43);
+    let mut model = vec![0; END];
+    for round in 0..24 {
+        // Small ones go together, large ones by themselves.
+        let most = [8, 300, 9000, 300_000][round % 4];
+        let (parts, _) = random_parts(&mut random, (END as u64).min(most * 1500), most);
+        let (all, end) = random_places(&mut random, &parts);
+        let list = List::scattered(all.clone()).unwrap();
+        let from = pattern::bytes(end + 3, random.any());
+        for &(there, here, size) in &all {
+            let (there, here, size) = (there as usize, here as usize, size as usize);
+            model[there..there + size].copy_from_slice(&from[here..here + size]);
+        }
+        if round % 2 == 0 {
+            target.put_list(&list, &from).await.unwrap();
+            target.flush().await.unwrap();
+        } else {
+            let source = memory(&world.initiator, [&[0; 5], &from[..]].concat());
+            let slice = source.slice(5..5 + from.len()).unwrap();
+            target.put_list_from(&list, slice).await.unwrap().await.unwrap();
+        }
+        assert!(contents(&region) == model, "round {round}: {} parts", parts.len());
+        // Back to places of their own; what is between them is not touched.
+        let (all, end) = random_places(&mut random, &parts);
+        let list = List::scattered(all.clone()).unwrap();
+        let into = memory(&world.initiator, vec![0xee; end + 7]);
+        target.get_list_into(&list, into.slice(2..end + 6).unwrap()).await.unwrap().await.unwrap();
+        let mut wanted = vec![0xee; end + 7];
+        for &(there, here, size) in &all {
+            let (there, here, size) = (there as usize, 2 + here as usize, size as usize);
+            wanted[here..here + size].copy_from_slice(&model[there..there + size]);
+        }
+        assert!(contents(&into) == wanted, "round {round}: get {} parts", parts.len());
+    }
+}
+
+pub async fn places_that_do_not_fit_or_overlap_are_refused_whole(world: World) {
+    let region = world.region(4096, 0);
+    region.write(0, &pattern::bytes(4096, 1)).unwrap();
+    let target = world.open(&region).await;
+    let bytes = memory(&world.initiator, vec![1; 100]);
+    let outside = List::scattered([(0, 8, 8), (64, 93, 8)]).unwrap();
+    for error in [
+        target.put_list(&outside, &[1; 100]).await.unwrap_err(),
+        target.put_list_from(&outside, bytes.all()).await.unwrap_err(),
+        target.get_list_into(&outside, bytes.all()).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    }
+    assert_eq!(pattern::differs(&contents(&region), 1), None, "nothing was put");
+    // The same bytes may be put twice, and two may not be gotten to one place.
+    let twice = List::scattered([(0, 8, 8), (64, 12, 8)]).unwrap();
+    let error = target.get_list_into(&twice, bytes.all()).await.unwrap_err();
+    assert!(error.to_string().contains("8 and 12 overlap"), "{error}");
+    assert_eq!(contents(&bytes), [1; 100], "nothing was gotten");
+    target.put_list_from(&twice, bytes.all()).await.unwrap().await.unwrap();
+    assert_eq!((&contents(&region)[..8], &contents(&region)[64..72]), (&[1; 8][..], &[1; 8][..]));
+}
+
 pub async fn parts_larger_than_any_frame_are_whole(world: World) {
     let region = world.region(6 << 20, 0);
     let target = world.open(&region).await;
@@ -204,4 +286,15 @@ pub async fn a_list_that_overlaps_its_own_memory_is_refused_whole(world: World) 
         assert!(matches!(error, Err(Error::Invalid { .. })), "{error:?}");
     }
     assert_eq!(pattern::differs(&contents(&region), 1), None, "nothing was moved");
+    // The places decide, and not what lies between them.
+    for (places, apart) in [([0, 200], true), ([0, 1999], false), ([2099, 300], false)] {
+        let list = List::scattered([(2000, places[0], 100), (3000, places[1], 100)]).unwrap();
+        let put = own.put_list_from(&list, region.all());
+        assert_eq!(put.is_ok(), apart, "{places:?}: {put:?}");
+        if let Ok(put) = put {
+            put.await.unwrap();
+        }
+        let got = own.get_list_into(&list, region.all());
+        assert_eq!(got.is_ok(), apart, "{places:?}: {got:?}");
+    }
 }

@@ -1,5 +1,5 @@
 //! The driver: one thread per context, asleep on its descriptors. It also runs control tasks and timers, counts the
-//! heartbeat up, and holds the alive lock.
+//! heartbeat up, and holds the alive lock; in the modes without a driver the thread does nothing but these.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 use transom_registry::{Error, Result};
 
-use super::{Page, Progress, alive};
+use super::{Page, Progress, ProgressMode, alive};
 
 /// How often the driver counts its heartbeat up and lets the transports look who lives.
 const BEAT: Duration = Duration::from_millis(20);
@@ -33,6 +33,7 @@ impl Driver {
     ) -> Result<Self> {
         let (stop, mut stopped) = watch::channel(false);
         let (ready, is_ready) = std::sync::mpsc::channel();
+        let drives = progress.mode == ProgressMode::Thread;
         let progress = Arc::downgrade(progress);
         let page = page.clone();
         let thread = std::thread::Builder::new()
@@ -43,9 +44,9 @@ impl Driver {
                 runtime.block_on(async {
                     tokio::select! {
                         _ = stopped.wait_for(|stop| *stop) => {}
-                        () = drive(&progress) => {}
+                        () = drive(&progress), if drives => {}
                         () = tick(&progress, &page) => {}
-                        () = keep_open(&progress) => {}
+                        () = keep_open(&progress), if drives => {}
                     }
                 });
                 runtime.shutdown_background();

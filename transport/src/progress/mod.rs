@@ -7,6 +7,7 @@
 
 pub(crate) mod alive;
 mod driver;
+mod mode;
 mod page;
 mod seat;
 mod sleeper;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 pub use alive::Alive;
 pub(crate) use driver::Driver;
+pub use mode::{ProgressMode, VARIABLE};
 pub use page::Page;
 use parking_lot::RwLock;
 use seat::{ParkedThread, Seat};
@@ -55,6 +57,7 @@ pub struct Progress {
     waiting: Waiting,
     spin: Duration,
     wait: AtomicU32,
+    mode: ProgressMode,
     default_timeout: Duration,
     clock: Clock,
     closed: AtomicBool,
@@ -74,11 +77,11 @@ impl Progress {
         local_ranks: usize,
         default_timeout: Duration,
         clock: Clock,
+        mode: ProgressMode,
     ) -> Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if local_ranks <= cores { Duration::from_micros(50) } else { Duration::from_micros(1) };
-        let sleeper = Sleeper::new()?;
-        sleeper.add(page.bell_fd())?;
+        let sleeper = Sleeper::new(page.bell_fd())?;
         Ok(Arc::new(Self {
             seat: Seat::new(Vec::new()),
             transports: RwLock::default(),
@@ -87,6 +90,7 @@ impl Progress {
             waiting: Waiting::default(),
             spin,
             wait: AtomicU32::new(0),
+            mode,
             default_timeout,
             clock,
             closed: AtomicBool::new(false),
@@ -146,13 +150,11 @@ impl Progress {
         if over() {
             return true;
         }
-        let polled = self.is_polled();
         if self.spin_time().is_zero() {
-            if polled {
-                self.poll();
-            }
-            return over();
+            // Who sleeps polls on its way.
+            return false;
         }
+        let polled = self.is_polled();
         let _driving = polled.then(|| Driving::begin(self));
         let since = Instant::now();
         let spin = self.spin_time().min(timeout);
@@ -185,6 +187,20 @@ impl Progress {
         let done = std::mem::take(&mut *seat);
         drop(seat);
         Some(self.deliver(done, work))
+    }
+
+    /// Drives as a call does that waits for nothing: not where only `poll` and waits are to.
+    pub(crate) fn drive_in_passing(&self) {
+        if self.mode != ProgressMode::Manual {
+            self.poll();
+        }
+    }
+
+    /// Drives as a call does that begins something: only where nobody else would.
+    pub(crate) fn drive_in_begin(&self) {
+        if self.mode == ProgressMode::Inline {
+            self.poll();
+        }
     }
 
     fn poll_seated(&self, done: &mut Vec<Completion>) -> usize {
@@ -222,6 +238,7 @@ impl Progress {
     /// Everything that there is to do now: what the driver does when it is woken.
     pub(crate) fn drive(&self) {
         self.page.hush();
+        word::disarm(self.page.asleep());
         while self.is_polled() {
             match self.try_poll() {
                 Some(true) => {}
@@ -277,12 +294,13 @@ impl Progress {
             }
             std::hint::spin_loop();
             round = round.wrapping_add(1);
-            if round.is_multiple_of(16) {
-                // Futures of requests drive by themselves; others, like attachments, rely on whoever waits.
+            // Futures of requests mostly drive by themselves; others, like attachments, rely on whoever waits.
+            let in_time = round.is_multiple_of(16);
+            if in_time || self.mode == ProgressMode::Manual {
                 self.poll();
-                if since.elapsed() >= spin {
-                    break;
-                }
+            }
+            if in_time && since.elapsed() >= spin {
+                break;
             }
         }
         loop {
@@ -384,8 +402,11 @@ impl Progress {
         let quiet = self.transports.read().iter().all(|transport| transport.arm().unwrap_or(false));
         let work = self.poll_seated(&mut seat);
         if quiet && work == 0 && seat.is_empty() && !me.woken.swap(false, Ordering::SeqCst) && !look() {
-            self.sleeper.sleep(at_most);
-            self.page.hush();
+            if self.sleeper.sleep(at_most) {
+                self.page.hush();
+            }
+            // What we apply is seen by the scan below: we need not ring for ourselves.
+            word::disarm(self.page.asleep());
         }
         me.on_descriptors.store(false, Ordering::SeqCst);
         let work = work + self.poll_seated(&mut seat);
@@ -404,12 +425,16 @@ struct Driving<'a> {
 
 impl<'a> Driving<'a> {
     fn begin(progress: &'a Progress) -> Self {
-        progress.sleeper.begin_driving(|| {
-            // Who sleeps at once would only have them armed again.
+        // Who sleeps at once would only have them armed again.
+        let disarm = || {
             if progress.spin_time() > Duration::ZERO {
                 progress.transports.read().iter().for_each(|transport| transport.disarm());
             }
-        });
+        };
+        match progress.mode {
+            ProgressMode::Thread => progress.sleeper.begin_driving(disarm),
+            ProgressMode::Inline | ProgressMode::Manual => progress.sleeper.begin_driving_alone(disarm),
+        }
         Self { progress, slept: Cell::new(false) }
     }
 }
@@ -418,8 +443,13 @@ impl Drop for Driving<'_> {
     fn drop(&mut self) {
         let progress = self.progress;
         // Who spins waits again soon, most of the time; who slept does not mind the call.
-        let soon = self.slept.get() || !progress.waiting.is_empty() || !progress.is_polled();
-        progress.sleeper.end_driving(soon, || progress.arm());
+        match progress.mode {
+            ProgressMode::Thread => {
+                let soon = self.slept.get() || !progress.waiting.is_empty() || !progress.is_polled();
+                progress.sleeper.end_driving(soon, || progress.arm());
+            }
+            ProgressMode::Inline | ProgressMode::Manual => progress.sleeper.end_driving_alone(),
+        }
         progress.seat.wake_one();
     }
 }

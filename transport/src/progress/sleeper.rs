@@ -41,13 +41,16 @@ const LINGER: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(16);
 
 const DATA: epoll::EventData = epoll::EventData::new_u64(0);
+const BELL: epoll::EventData = epoll::EventData::new_u64(1);
 
 impl Sleeper {
-    pub(crate) fn new() -> Result<Self> {
+    /// `bell` becomes readable when this process is rung for.
+    pub(crate) fn new(bell: BorrowedFd<'_>) -> Result<Self> {
         let make = || epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::io("make an epoll", e));
         let (inner, outer) = (make()?, make()?);
         epoll::add(&outer, &inner, DATA, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)
             .map_err(|e| Error::io("nest an epoll", e))?;
+        epoll::add(&inner, bell, BELL, epoll::EventFlags::IN).map_err(|e| Error::io("watch the bell", e))?;
         let gate = Mutex::new(Gate { open: true, driving: 0, begun: 0, watched: false });
         Ok(Self { inner, outer, gate, closed: Notify::new() })
     }
@@ -102,6 +105,21 @@ impl Sleeper {
         }
     }
 
+    /// As [`begin_driving`](Self::begin_driving), where there is no driver: the gate stays as it is.
+    pub(crate) fn begin_driving_alone(&self, closing: impl FnOnce()) {
+        let mut gate = self.gate.lock();
+        gate.driving += 1;
+        // Who sleeps on the descriptors has armed them, and needs them so.
+        if gate.driving == 1 {
+            closing();
+        }
+    }
+
+    /// The end of [`begin_driving_alone`](Self::begin_driving_alone).
+    pub(crate) fn end_driving_alone(&self) {
+        self.gate.lock().driving -= 1;
+    }
+
     /// The driver has looked: it wants to be woken again, unless others drive.
     pub(crate) fn driver_looked(&self) {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: DATA }];
@@ -141,12 +159,13 @@ impl Sleeper {
         }
     }
 
-    /// Sleeps until there may be work, at most this long.
-    pub(crate) fn sleep(&self, at_most: Duration) {
+    /// Sleeps until there may be work, at most this long. Returns whether the bell was rung.
+    pub(crate) fn sleep(&self, at_most: Duration) -> bool {
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: DATA }; 4];
         let timeout =
             Timespec { tv_sec: at_most.as_secs().min(3600) as i64, tv_nsec: at_most.subsec_nanos().into() };
         // An interrupted or refused sleep is a short one.
-        let _ = epoll::wait(&self.inner, &mut events, Some(&timeout));
+        let found = epoll::wait(&self.inner, &mut events, Some(&timeout)).unwrap_or(0);
+        events[..found].iter().any(|event| event.data.u64() == BELL.u64())
     }
 }

@@ -49,6 +49,24 @@ impl PeerRegion {
         }
     }
 
+    /// Makes a call that issues an operation, once the way to the peer takes one; makes it again where it met a full queue
+    /// under a virtual clock.
+    ///
+    /// # Errors
+    /// Those of [`PeerRegion::ready`] and of the call.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it is ready drops the call with nothing issued.
+    pub async fn with_room<T>(&self, mut call: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            self.ready().await?;
+            match call() {
+                Err(Error::Blocking { .. }) => {}
+                called => return called,
+            }
+        }
+    }
+
     /// Waits until everything that was begun on this region before, by any thread, is delivered.
     ///
     /// # Errors

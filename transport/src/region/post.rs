@@ -39,10 +39,20 @@ impl PeerRegion {
         &self,
         endpoint: &Arc<dyn Endpoint>,
         flight: &Arc<Flight>,
+        make: impl FnMut() -> Op<'a>,
+    ) -> Result<()> {
+        self.post_token(endpoint, flight.operation(), Token::flight(flight.clone()), make)
+    }
+
+    /// Posts one operation whose outcome its token tells to somebody.
+    pub(super) fn post_token<'a>(
+        &self,
+        endpoint: &Arc<dyn Endpoint>,
+        operation: &'static str,
+        token: Token,
         mut make: impl FnMut() -> Op<'a>,
     ) -> Result<()> {
-        let operation = flight.operation();
-        let mut token = Some(Token::flight(flight.clone()));
+        let mut token = Some(token);
         let posted = self.until_posted(operation, || match endpoint.post(make(), token.take()?) {
             Posted::Done(token, result) => {
                 token.complete(result);
@@ -92,6 +102,7 @@ impl PeerRegion {
         post: impl FnMut() -> Option<Result<()>>,
     ) -> Result<()> {
         let progress = &self.shared.peer.0.context.progress;
+        progress.drive_in_begin();
         match progress.block_until(operation, self.timeout, post)? {
             Some(result) => result,
             None => Err(Error::Expired {

@@ -286,8 +286,8 @@ impl World {
             Action::Put(source) | Action::Accumulate { source, .. } => {
                 matches!(source, Source::Borrowed(_)) && source.size() == Source::MOST_BORROWED
             }
-            Action::PutList(parts, source) => is_piece(parts, source.size()),
-            Action::GetList(parts, slice) => is_piece(parts, slice.size()),
+            // How a list is cut is its own affair: any piece may have another behind it.
+            Action::PutList(..) | Action::GetList(..) => true,
             _ => false,
         };
         true
@@ -631,9 +631,4 @@ impl State {
             }),
         }
     }
-}
-
-/// Whether a list operation is a full piece of a longer one.
-fn is_piece(parts: &[(u64, u64)], size: usize) -> bool {
-    parts.len() >= crate::region::MOST_PARTS || (size > 0 && size.is_multiple_of(Source::MOST_BORROWED))
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
-use transom_registry::{Error, Incarnation, Result, Stale};
+use transom_registry::{Error, Incarnation, Result};
 
 use super::connection::Link;
 use super::{Shared, listen, options};
@@ -141,33 +141,16 @@ async fn attempt(shared: &Shared, host: &str, port: u16, peer: Option<Incarnatio
     let _ = stream.set_nodelay(true);
     let hello = shared.hello();
     let secret = &shared.around.host.secret;
-    let right = |theirs: &Hello| identify(theirs, peer).map(drop);
+    let right = |theirs: &Hello| shared.identify(theirs, peer).map(drop);
     let meet = handshake::initiate_if(&mut stream, secret, Purpose::Tcp, &hello, right);
     let (session, theirs) = match tokio::time::timeout(listen::PATIENCE, meet).await {
         Ok(met) => met?,
         Err(_) => return Err(silent(&format!("{host}:{port}"))),
     };
-    let found = identify(&theirs, peer)?;
+    let found = shared.identify(&theirs, peer)?;
     let connection = shared.adopt(stream, &session, found)?;
     connection.take_up().ok_or_else(|| match connection.failure() {
         Some(failure) => Error::failed("connect", transom_registry::Outcome::NotApplied, failure.clone()),
         None => Error::Closed { operation: "connect", what: "connection" },
     })
-}
-
-/// Who is there, if it is this peer.
-fn identify(theirs: &Hello, peer: Option<Incarnation>) -> Result<Incarnation> {
-    let found = theirs.incarnation.ok_or_else(|| Error::Malformed {
-        what: "hello",
-        why: "a peer without an incarnation has no regions".into(),
-    })?;
-    match peer {
-        Some(peer) if peer != found => Err(Error::Stale {
-            operation: "connect",
-            what: Stale::Incarnation,
-            held: peer.as_u64(),
-            current: found.as_u64(),
-        }),
-        _ => Ok(found),
-    }
 }

@@ -1,53 +1,38 @@
-//! One connection: operations go out, operations of the peer are applied, and its silence is noticed.
+//! One connection: operations go out, operations of the peer are applied, and its end is noticed.
 #![forbid(unsafe_code)]
+
+mod link;
+mod posting;
+mod silence;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+pub(crate) use link::Link;
 use parking_lot::Mutex;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use tokio::sync::oneshot;
-use transom_registry::{Cause, Error, Failure, Incarnation, Outcome, RemoteRegion, Result, Slice};
+use transom_registry::{Cause, Error, Failure, Incarnation, Outcome, Result};
 
-use super::control::{Attach, encode_parts};
-use super::flights::{Expects, Flights};
-use super::frame::{self, Header, Opcode, flag};
+use super::flights::Flights;
+use super::frame::{Header, Opcode};
+use super::protect::{Check, Level, Seal};
 use super::receive::{End, Incoming, Sender, Turn};
-use super::send::{From, Lane, Parts, Queue, Transfer};
+use super::send::{Lane, Queue};
 use super::serve::{Reply, Sink, Target};
 use super::socket::Socket;
-use crate::backend::{Action, Attached, Endpoint, Host, Op, Pending, Posted, Source};
+use crate::backend::{Host, Op, Posted};
 use crate::handshake::Session;
 use crate::token::{Completion, Token};
 
-/// Most bytes of borrowed sources that wait to be sent.
-const MOST_COPIED: usize = 1 << 20;
-/// Registered memory of at most this size is copied at once.
-const SMALL: usize = 16 << 10;
-/// Most bytes of a list in one operation.
-const MOST_LIST: usize = 16 << 20;
-/// Bytes of a get that a queue with room takes.
-const MOST_PIECE: u64 = 1 << 20;
 /// Applied requests that are acknowledged without being asked for.
 const MOST_OWED: u64 = 64;
 /// Received bytes that are acknowledged without being asked for.
 const MOST_OWED_BYTES: usize = 1 << 20;
 /// Replies that wait to be sent, beyond which the peer breaks its own limits.
 const MOST_REPLIES: usize = 1 << 17;
-/// How often something is sent at least.
-const PING: Duration = Duration::from_millis(250);
-/// How long a peer may say nothing.
-const SILENCE: Duration = Duration::from_secs(2);
-/// How recently the kernel of a frozen process has acknowledged something,
-const RECENT: Duration = Duration::from_millis(1000);
-/// or how long, in milliseconds, it went on to do so after the process fell silent: of a stopped process with a full
-/// window it is asked after 0.2, 0.6 and 1.4 s only, and it does not answer twice within half a second.
-const OUTLIVED: u64 = 600;
-/// How often in a row something is sent again, unanswered, to a host that hears nothing.
-const AGAIN: u8 = 3;
 
 /// What a connection needs of its transport.
 #[derive(Debug)]
@@ -128,12 +113,14 @@ impl Connection {
         peer: Incarnation,
         id: u64,
         crc: bool,
+        level: Level,
     ) -> Result<Arc<Self>> {
         let remote = stream.peer_addr().map_or_else(|_| "?".into(), |a| a.to_string());
         let socket = Arc::new(Socket::new(stream)?);
-        let word = |key: &[u8; 32]| u32::from_le_bytes([key[0], key[1], key[2], key[3]]);
+        let (ours, theirs) = (&session.send_key, &session.receive_key);
+        let check = if crc { Check::new(level, ours) } else { Check::None };
         let out = Out {
-            queue: Queue::new(socket.clone(), word(&session.send_key), crc),
+            queue: Queue::new(socket.clone(), Seal::new(ours), check),
             flights: Flights::default(),
             uses: 0,
             said_idle: false,
@@ -157,7 +144,8 @@ impl Connection {
             remote,
             out: Mutex::new(out),
             incoming: Mutex::new(Incoming::new(
-                word(&session.receive_key),
+                Seal::new(theirs),
+                Check::new(level, theirs),
                 Target::new(&around.host.registry),
             )),
             failure: OnceLock::new(),
@@ -188,15 +176,7 @@ impl Connection {
             return None;
         }
         out.uses += 1;
-        Some(Link { connection: self.clone(), closed: AtomicBool::new(false) })
-    }
-
-    fn now(&self) -> u64 {
-        self.around.began.elapsed().as_millis() as u64
-    }
-
-    fn hear(&self) {
-        self.heard.store(self.now(), Ordering::Relaxed);
+        Some(Link::new(self.clone()))
     }
 
     /// Ends the connection; who waits is told at the next poll.
@@ -231,11 +211,7 @@ impl Connection {
                 return moved + 1;
             }
             moved += self.settle(&mut out, &turn, done);
-            let woken = if out.has_room() && out.flights.has_room_for_get(MOST_PIECE) {
-                std::mem::take(&mut out.waiting)
-            } else {
-                Vec::new()
-            };
+            let woken = if out.has_room() { std::mem::take(&mut out.waiting) } else { Vec::new() };
             drop(out);
             woken.into_iter().for_each(Waker::wake);
         }
@@ -338,62 +314,6 @@ impl Connection {
                 };
                 self.fail(cause, error.to_string());
             }
-        }
-    }
-
-    /// Nothing came for too long: whether the process or its host is silent, its kernel's acknowledgements tell.
-    fn fail_silent(&self) {
-        let silent = self.now().saturating_sub(self.heard.load(Ordering::Relaxed));
-        let observed = format!("nothing came for {silent} ms");
-        let Some(heard) = self.socket.heard() else { return self.fail(Cause::HostUnreachable, observed) };
-        let kernel = heard.ack.as_millis() as u64;
-        let observed = format!("{observed}, its kernel acknowledged {kernel} ms ago");
-        let answers = heard.ack < RECENT || silent.saturating_sub(kernel) >= OUTLIVED;
-        // What it answers to must be what we sent: it may send its own again and again because it hears nothing.
-        let frozen = answers && heard.again < AGAIN;
-        self.fail(if frozen { Cause::Frozen } else { Cause::HostUnreachable }, observed);
-    }
-
-    /// Does what is due by time.
-    pub(crate) fn tick(&self, late: bool) {
-        if self.failure.get().is_some() {
-            return;
-        }
-        let now = self.now();
-        let since = |then: u64| Duration::from_millis(now.saturating_sub(then));
-        if self.fresh.swap(false, Ordering::Relaxed) || late {
-            self.hear();
-        }
-        let mut out = self.out.lock();
-        if out.queue.take_wrote() {
-            out.last_write = now;
-            out.last_use = now;
-        }
-        if let Some(errno) = out.queue.broken() {
-            // Reading tells more about the end, and comes first; an error of writing alone counts after a while.
-            out.broken += 1;
-            if out.broken > 5 {
-                drop(out);
-                self.ended(End::Io(errno));
-                return;
-            }
-        }
-        if out.queue.is_empty() {
-            if out.queue.owed() > 0 {
-                out.queue.acknowledge();
-            } else if since(out.last_write) >= PING {
-                out.last_write = now;
-                out.queue.frame(Lane::Replies, Header::new(Opcode::Ping), [&[], &[]]);
-            }
-            if since(out.last_use) >= SILENCE {
-                out.queue.shrink();
-            }
-            self.watch(&mut out);
-        }
-        drop(out);
-        if since(self.heard.load(Ordering::Relaxed)) >= SILENCE {
-            // What waits here to be received is our own delay.
-            if self.socket.has_input() { self.hear() } else { self.fail_silent() }
         }
     }
 
@@ -501,329 +421,5 @@ impl Sender for Told<'_> {
         let mut out = self.connection.out.lock();
         out.peer_idle = true;
         self.connection.part(&mut out);
-    }
-}
-
-impl Out {
-    /// Whether any operation but a large get is taken.
-    fn has_room(&self) -> bool {
-        self.flights.has_room() && self.queue.copied() + Source::MOST_BORROWED <= MOST_COPIED
-    }
-
-    fn post(&mut self, op: Op<'_>, token: Token) -> Posted {
-        let operation = token.operation();
-        let too_large =
-            |size: usize| Error::invalid(operation, format!("a list of {size} bytes is too large"));
-        let device = |slice: &Slice| slice.region().kind() == transom_registry::Kind::Device;
-        let source = match &op.action {
-            Action::Put(source) | Action::PutList(_, source) | Action::Accumulate { source, .. } => {
-                Some(source)
-            }
-            _ => None,
-        };
-        let (slice, borrowed) = match (source, &op.action) {
-            (Some(Source::Owned(slice)), _) | (None, Action::Get(slice) | Action::GetList(_, slice)) => {
-                (Some(slice), 0)
-            }
-            (Some(Source::Borrowed(bytes)), _) => (None, bytes.len()),
-            _ => (None, 0),
-        };
-        if slice.is_some_and(device) {
-            let error = Error::invalid(operation, "tcp cannot reach a device's memory");
-            return Posted::Done(token, Err(error));
-        }
-        let room = match &op.action {
-            Action::Get(slice) | Action::GetList(_, slice) => {
-                self.flights.has_room_for_get(slice.size() as u64)
-            }
-            _ => self.flights.has_room(),
-        };
-        let copied = self.queue.copied();
-        if !room || copied >= MOST_COPIED || borrowed > 0 && copied + borrowed > MOST_COPIED {
-            return Posted::Full(token);
-        }
-        let key = op.key as u32;
-        let awaited = if op.silent { flag::SILENT } else { flag::ACK_NOW };
-        let mut header = Header { handle: key, offset: op.offset, ..Header::new(Opcode::Put) };
-        header.flags = flag::LAST | awaited;
-        if matches!(op.action, Action::Put(_)) && op.signal.is_none() && self.flights.is_empty() {
-            // A lone put is often flushed next: asked for now, its acknowledgement is on its way by then.
-            header.flags |= flag::ACK_NOW;
-        }
-        let signalled = |mut header: Header| {
-            if let Some((id, add)) = op.signal {
-                header.flags |= flag::SIGNAL;
-                header.count = id;
-                header.operand = add;
-            }
-            header
-        };
-        let flying = match op.action {
-            Action::Flush => {
-                if self.flights.is_empty() {
-                    return Posted::Done(token, Ok(0));
-                }
-                let last = self.queue.last();
-                if self.asked == last {
-                    self.flights.add(last, last, Expects::Ack(Some(token)));
-                    return Posted::Pending;
-                }
-                header.opcode = Opcode::Flush;
-                header.flags = flag::ACK_NOW;
-                (self.whole(header, &[]), Expects::Ack(Some(token)))
-            }
-            Action::Resume => {
-                header.opcode = Opcode::Resume;
-                (self.whole(header, &[]), Expects::Ack(Some(token)))
-            }
-            Action::Signal if op.signal.is_none() => return Posted::Done(token, Ok(0)),
-            Action::Signal => {
-                header.opcode = Opcode::Signal;
-                (self.whole(signalled(header), &[]), Expects::Ack(Some(token)))
-            }
-            Action::Put(source) => {
-                let (sent, token) = self.bytes(signalled(header), source, token);
-                (sent, Expects::Ack(Some(token)))
-            }
-            Action::PutList(parts, source) => {
-                if source.size() > MOST_LIST {
-                    return Posted::Done(token, Err(too_large(source.size())));
-                }
-                header.opcode = Opcode::PutList;
-                let (sent, token) = self.list(signalled(header), parts, source, token);
-                (sent, Expects::Ack(Some(token)))
-            }
-            Action::Accumulate { dtype, reduce, source } => {
-                header.opcode = Opcode::Accumulate;
-                header.count = u32::from(dtype as u8) | u32::from(reduce as u8) << 8;
-                let (sent, token) = self.bytes(header, source, token);
-                (sent, Expects::Ack(Some(token)))
-            }
-            Action::Get(slice) => {
-                header.opcode = Opcode::Get;
-                header.operand = slice.size() as u64;
-                (self.whole(header, &[]), Expects::Data(token, slice, 0))
-            }
-            Action::GetList(parts, slice) => {
-                if parts.len() as u64 > frame::MOST_PARTS {
-                    return Posted::Done(token, Err(too_large(slice.size())));
-                }
-                header.opcode = Opcode::GetList;
-                header.offset = parts.len() as u64;
-                let table = table(parts, op.offset);
-                (self.whole(header, &table), Expects::Data(token, slice, 0))
-            }
-            Action::Atomic { atomic, width, operand, compare } => {
-                header.opcode = Opcode::Atomic;
-                header.count = u32::from(atomic as u8) | u32::from(width) << 8;
-                header.operand = operand;
-                (self.whole(header, &compare.to_le_bytes()), Expects::Value(token))
-            }
-        };
-        let ((first, last), expects) = flying;
-        let carries = matches!(expects, Expects::Ack(_)) && header.opcode != Opcode::Accumulate;
-        self.flights.add(first, last, expects);
-        if header.has(flag::ACK_NOW) {
-            self.asked = last;
-        }
-        if op.signal.is_some() && !carries {
-            // These frames carry no signal: it follows in one of its own.
-            header = Header { handle: key, ..Header::new(Opcode::Signal) };
-            header.flags = flag::LAST | awaited;
-            let (first, last) = self.whole(signalled(header), &[]);
-            self.flights.add(first, last, Expects::Ack(None));
-            if awaited == flag::ACK_NOW {
-                self.asked = last;
-            }
-        }
-        Posted::Pending
-    }
-
-    /// Sends one frame.
-    fn whole(&mut self, header: Header, payload: &[u8]) -> (u64, u64) {
-        let sequence = self.queue.frame(Lane::Requests, header, [payload, &[]]);
-        (sequence, sequence)
-    }
-
-    /// Sends the bytes of a put or an accumulate. The token keeps a slice that is still needed.
-    fn bytes(&mut self, header: Header, source: Source<'_>, token: Token) -> ((u64, u64), Token) {
-        match source {
-            Source::Borrowed(bytes) => (self.pieces(header, bytes), token),
-            Source::Owned(slice) if slice.size() <= SMALL => {
-                let mut bytes = vec![0; slice.size()];
-                let _ = slice.read(0, &mut bytes);
-                (self.pieces(header, &bytes), token.keep(slice))
-            }
-            Source::Owned(slice) => {
-                let from = From::Range(slice.region().exposed().clone(), slice.offset() as u64);
-                let transfer = Transfer { header, from, left: slice.size() as u64 };
-                (self.queue_transfer(transfer), token.keep(slice))
-            }
-        }
-    }
-
-    fn pieces(&mut self, header: Header, bytes: &[u8]) -> (u64, u64) {
-        let most = if header.opcode == Opcode::Accumulate {
-            frame::MOST_ACCUMULATE as usize
-        } else {
-            frame::MOST_PAYLOAD as usize
-        };
-        let (mut first, mut last) = (0, 0);
-        let mut rest = bytes;
-        while first == 0 || !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(most));
-            let mut header = Header { offset: header.offset + (bytes.len() - rest.len()) as u64, ..header };
-            if !later.is_empty() {
-                header.flags &= !(flag::LAST | flag::SIGNAL | flag::ACK_NOW);
-            }
-            last = self.queue.frame(Lane::Requests, header, [now, &[]]);
-            first = if first == 0 { last } else { first };
-            rest = later;
-        }
-        (first, last)
-    }
-
-    fn list(
-        &mut self,
-        header: Header,
-        parts: &[(u64, u64)],
-        source: Source<'_>,
-        token: Token,
-    ) -> ((u64, u64), Token) {
-        let moved = |parts: &[(u64, u64)]| parts.iter().map(|p| (p.0 + header.offset, p.1)).collect();
-        match source {
-            Source::Borrowed(bytes) => {
-                // Cut where a frame would have too many parts or bytes.
-                let (mut first, mut last, mut at) = (0, 0, 0);
-                let mut walk = Parts::new(moved(parts));
-                while first == 0 || at < bytes.len() {
-                    let (table, size) = walk.frame((bytes.len() - at) as u64);
-                    let size = if table.is_empty() { bytes.len() - at } else { size as usize };
-                    let end = at + size;
-                    let mut header = Header { offset: table.len() as u64, ..header };
-                    if end < bytes.len() {
-                        header.flags &= !(flag::LAST | flag::SIGNAL | flag::ACK_NOW);
-                    }
-                    let mut wire = Vec::with_capacity(table.len() * frame::PART as usize);
-                    encode_parts(&table, &mut wire);
-                    last = self.queue.frame(Lane::Requests, header, [&wire, &bytes[at..end]]);
-                    first = if first == 0 { last } else { first };
-                    at = end;
-                }
-                ((first, last), token)
-            }
-            Source::Owned(slice) => {
-                let exposed = slice.region().exposed().clone();
-                let from = From::List(exposed, slice.offset() as u64, Parts::new(moved(parts)));
-                let transfer = Transfer { header, from, left: slice.size() as u64 };
-                (self.queue_transfer(transfer), token.keep(slice))
-            }
-        }
-    }
-
-    fn queue_transfer(&mut self, transfer: Transfer) -> (u64, u64) {
-        let numbers = self.queue.transfer(Lane::Requests, transfer);
-        self.queue.flush();
-        numbers
-    }
-}
-
-fn table(parts: &[(u64, u64)], offset: u64) -> Vec<u8> {
-    let moved: Vec<_> = parts.iter().map(|p| (p.0 + offset, p.1)).collect();
-    let mut wire = Vec::with_capacity(parts.len() * frame::PART as usize);
-    encode_parts(&moved, &mut wire);
-    wire
-}
-
-/// One user of a connection.
-#[derive(Debug)]
-pub(crate) struct Link {
-    connection: Arc<Connection>,
-    closed: AtomicBool,
-}
-
-impl Link {
-    fn let_go(&self) {
-        // A fork shares the stream, and must not end it for its parent.
-        if !self.closed.swap(true, Ordering::AcqRel) && !crate::fork::is_child() {
-            self.connection.release();
-        }
-    }
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.let_go();
-    }
-}
-
-impl Endpoint for Link {
-    fn peer(&self) -> Incarnation {
-        self.connection.peer
-    }
-
-    fn transport(&self) -> &str {
-        "tcp"
-    }
-
-    fn attach(&self, region: &RemoteRegion, _: Instant) -> Pending<Attached> {
-        let (sender, receiver) = oneshot::channel();
-        let mut out = self.connection.out.lock();
-        if let Some(failure) = out.over.as_ref().or(self.connection.failure.get()) {
-            let error = Error::failed("open", Outcome::NotApplied, failure.clone());
-            return Box::pin(std::future::ready(Err(error)));
-        }
-        let mut header = Header::new(Opcode::Attach);
-        header.flags = flag::LAST | flag::ACK_NOW;
-        let (first, last) = out.whole(header, &Attach::new(region).encode());
-        out.flights.add(first, last, Expects::Handle(sender));
-        self.connection.watch(&mut out);
-        drop(out);
-        let connection = self.connection.clone();
-        Box::pin(async move {
-            match receiver.await {
-                Ok(handle) => Ok(Attached { key: handle?.into(), mapped: None }),
-                Err(_) => {
-                    let failure = connection.failure.get().cloned();
-                    let failure = failure.unwrap_or_else(|| {
-                        Failure::new(Some(connection.peer), Cause::ConnectionLost, "the answer was lost")
-                    });
-                    Err(Error::failed("open", Outcome::NotApplied, failure))
-                }
-            }
-        })
-    }
-
-    fn detach(&self, key: u64) {
-        if crate::fork::is_child() {
-            return;
-        }
-        let mut out = self.connection.out.lock();
-        if out.over.is_none() {
-            let header = Header { handle: key as u32, ..Header::new(Opcode::Detach) };
-            out.whole(header, &[]);
-            self.connection.watch(&mut out);
-        }
-    }
-
-    fn post(&self, op: Op<'_>, token: Token) -> Posted {
-        self.connection.post(op, token)
-    }
-
-    fn room(&self, waker: &Waker) -> bool {
-        let mut out = self.connection.out.lock();
-        let room = out.has_room() && out.flights.has_room_for_get(MOST_PIECE) || out.over.is_some();
-        if !room {
-            out.waiting.push(waker.clone());
-        }
-        room
-    }
-
-    fn failure(&self) -> Option<Arc<Failure>> {
-        self.connection.failure.get().cloned()
-    }
-
-    fn close(&self) {
-        self.let_go();
     }
 }

@@ -1,10 +1,12 @@
-//! The header of a frame: 64 bytes, little-endian, checked before anything in it is believed.
+//! The header of a frame: 64 bytes, little-endian. Its MAC was checked before anything in it is believed.
 #![forbid(unsafe_code)]
 
 use transom_registry::{Error, Result};
 
 /// Size of a header in bytes.
 pub(crate) const SIZE: usize = 64;
+/// Where in it the MAC is: the last 8 bytes.
+pub(crate) const TAG: usize = 56;
 /// Most payload bytes of a frame.
 pub(crate) const MOST_PAYLOAD: u64 = 16 << 20;
 /// Most payload bytes of an accumulate: it is staged whole.
@@ -13,15 +15,13 @@ pub(crate) const MOST_ACCUMULATE: u64 = 64 << 10;
 pub(crate) const MOST_PARTS: u64 = 4096;
 /// Bytes of a part on the wire.
 pub(crate) const PART: u64 = 16;
-const MAGIC: u16 = 0x6e74;
-const VERSION: u8 = 1;
 
 /// Bits of [`Header::flags`].
 pub(crate) mod flag {
     /// Adds `operand` to signal `count` once the frame is applied.
     pub(crate) const SIGNAL: u16 = 1;
-    /// `crc` is that of the payload.
-    pub(crate) const CRC: u16 = 2;
+    /// `check` is that of the payload.
+    pub(crate) const CHECK: u16 = 2;
     /// The last frame of its operation.
     pub(crate) const LAST: u16 = 4;
     /// Somebody waits for the acknowledgement.
@@ -105,13 +105,13 @@ impl Opcode {
     }
 
     fn flags(self) -> u16 {
-        use flag::{ACK_NOW, CRC, LAST, SIGNAL, SILENT};
+        use flag::{ACK_NOW, CHECK, LAST, SIGNAL, SILENT};
         match self {
-            Self::Put | Self::PutList => SIGNAL | CRC | LAST | ACK_NOW | SILENT,
+            Self::Put | Self::PutList => SIGNAL | CHECK | LAST | ACK_NOW | SILENT,
             Self::Signal => SIGNAL | LAST | ACK_NOW | SILENT,
-            Self::GetList | Self::Atomic | Self::Accumulate | Self::Attach => CRC | LAST | ACK_NOW | SILENT,
+            Self::GetList | Self::Atomic | Self::Accumulate | Self::Attach => CHECK | LAST | ACK_NOW | SILENT,
             Self::Get | Self::Flush | Self::Detach | Self::Resume => LAST | ACK_NOW | SILENT,
-            Self::Data | Self::Refused => CRC | LAST,
+            Self::Data | Self::Refused => CHECK | LAST,
             Self::AtomicReply | Self::Attached => LAST,
             Self::Ack | Self::Ping | Self::Goodbye => 0,
         }
@@ -153,8 +153,8 @@ pub(crate) struct Header {
     pub(crate) size: u64,
     /// As the opcode says.
     pub(crate) operand: u64,
-    /// CRC32C of the payload, with [`flag::CRC`].
-    pub(crate) crc: u32,
+    /// The check of the payload, with [`flag::CHECK`].
+    pub(crate) check: u64,
 }
 
 fn malformed(why: impl Into<String>) -> Error {
@@ -174,7 +174,7 @@ impl Header {
             offset: 0,
             size: 0,
             operand: 0,
-            crc: 0,
+            check: 0,
         }
     }
 
@@ -183,60 +183,53 @@ impl Header {
         self.flags & flag != 0
     }
 
-    /// Its wire form; `key` is the session's, so that bytes of another stream never parse.
-    pub(crate) fn encode(&self, key: u32) -> [u8; SIZE] {
+    /// Its wire form, with no MAC yet.
+    pub(crate) fn encode(&self) -> [u8; SIZE] {
         let mut out = [0; SIZE];
-        out[0..2].copy_from_slice(&MAGIC.to_le_bytes());
-        out[2] = VERSION;
-        out[3] = self.opcode as u8;
-        out[4..6].copy_from_slice(&self.flags.to_le_bytes());
+        out[0] = self.opcode as u8;
+        out[2..4].copy_from_slice(&self.flags.to_le_bytes());
+        // Larger ones are none that a frame can have.
+        out[4..8].copy_from_slice(&u32::try_from(self.size).unwrap_or(u32::MAX).to_le_bytes());
         out[8..16].copy_from_slice(&self.sequence.to_le_bytes());
         out[16..24].copy_from_slice(&self.ack.to_le_bytes());
         out[24..28].copy_from_slice(&self.handle.to_le_bytes());
         out[28..32].copy_from_slice(&self.count.to_le_bytes());
         out[32..40].copy_from_slice(&self.offset.to_le_bytes());
-        out[40..48].copy_from_slice(&self.size.to_le_bytes());
-        out[48..56].copy_from_slice(&self.operand.to_le_bytes());
-        out[56..60].copy_from_slice(&self.crc.to_le_bytes());
-        let crc = crc32c::crc32c_append(key, &out[..60]);
-        out[60..].copy_from_slice(&crc.to_le_bytes());
+        out[40..48].copy_from_slice(&self.operand.to_le_bytes());
+        out[48..TAG].copy_from_slice(&self.check.to_le_bytes());
         out
+    }
+
+    /// Bytes of the payload that follows this header, which is one of ours.
+    pub(crate) fn size_of(bytes: &[u8; SIZE]) -> usize {
+        u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]) as usize
     }
 
     /// Reads the wire form.
     ///
     /// # Errors
     /// [`Error::Malformed`].
-    pub(crate) fn decode(bytes: &[u8; SIZE], key: u32) -> Result<Self> {
+    pub(crate) fn decode(bytes: &[u8; SIZE]) -> Result<Self> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
-        if u16_at(0) != MAGIC {
-            return Err(malformed(format!("it begins with {:#06x}", u16_at(0))));
-        }
-        if bytes[2] != VERSION {
-            return Err(malformed(format!("the peer speaks version {}, we speak {VERSION}", bytes[2])));
-        }
-        if crc32c::crc32c_append(key, &bytes[..60]) != u32_at(60) {
-            return Err(malformed("the checksum of a header is wrong"));
-        }
         let opcode = *Opcode::ALL
-            .get(usize::from(bytes[3]).wrapping_sub(1))
-            .ok_or_else(|| malformed(format!("opcode {} is not known", bytes[3])))?;
+            .get(usize::from(bytes[0]).wrapping_sub(1))
+            .ok_or_else(|| malformed(format!("opcode {} is not known", bytes[0])))?;
         let header = Self {
             opcode,
-            flags: u16_at(4),
+            flags: u16_at(2),
             sequence: u64_at(8),
             ack: u64_at(16),
             handle: u32_at(24),
             count: u32_at(28),
             offset: u64_at(32),
-            size: u64_at(40),
-            operand: u64_at(48),
-            crc: u32_at(56),
+            size: u32_at(4).into(),
+            operand: u64_at(40),
+            check: u64_at(48),
         };
-        if u16_at(6) != 0 {
-            return Err(malformed(format!("reserved bits {:#06x} are set", u16_at(6))));
+        if bytes[1] != 0 {
+            return Err(malformed(format!("reserved bits {:#04x} are set", bytes[1])));
         }
         header.check()?;
         Ok(header)
@@ -260,8 +253,8 @@ impl Header {
                 "a payload of {size} bytes is not in {least} to {most} for {opcode:?}"
             )));
         }
-        if flags & flag::CRC == 0 && self.crc != 0 {
-            return Err(malformed("a payload checksum where none is"));
+        if flags & flag::CHECK == 0 && self.check != 0 {
+            return Err(malformed("a check of a payload where none is"));
         }
         let numbered = opcode.is_request() || opcode.is_reply();
         if numbered != (self.sequence != 0) {
@@ -271,17 +264,13 @@ impl Header {
     }
 }
 
-/// Decodes arbitrary bytes, for the fuzzer.
+/// Decodes arbitrary bytes, for the fuzzer: as if the MAC had been right.
 #[doc(hidden)]
 pub fn fuzz_frame(bytes: &[u8]) {
-    if let Some((head, _)) = bytes.split_first_chunk::<SIZE>() {
-        let mut whole = *head;
-        let crc = crc32c::crc32c_append(7, &whole[..60]);
-        whole[60..].copy_from_slice(&crc.to_le_bytes());
-        if let Ok(header) = Header::decode(&whole, 7) {
-            assert_eq!(header.encode(7), whole);
-        }
-        let _ = Header::decode(head, 7);
+    if let Some((head, _)) = bytes.split_first_chunk::<SIZE>()
+        && let Ok(header) = Header::decode(head)
+    {
+        assert_eq!(header.encode()[..TAG], head[..TAG]);
     }
 }
 
@@ -289,12 +278,13 @@ pub fn fuzz_frame(bytes: &[u8]) {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::protect::Seal;
     use super::*;
 
     fn any_header() -> impl Strategy<Value = Header> {
         let numbers = (1..u64::MAX, any::<u64>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
-        (prop::sample::select(Opcode::ALL.to_vec()), any::<u16>(), numbers, any::<u32>(), any::<u64>())
-            .prop_map(|(opcode, flags, (sequence, ack, handle, count, offset, operand), crc, size)| {
+        (prop::sample::select(Opcode::ALL.to_vec()), any::<u16>(), numbers, any::<u64>(), any::<u64>())
+            .prop_map(|(opcode, flags, (sequence, ack, handle, count, offset, operand), check, size)| {
                 let mut header = Header { ack, handle, count, operand, ..Header::new(opcode) };
                 header.flags = flags & opcode.flags();
                 if opcode == Opcode::Signal {
@@ -307,8 +297,8 @@ mod tests {
                 header.offset = if list { offset % (MOST_PARTS + 1) } else { offset };
                 let (least, most) = opcode.sizes(if list { header.offset } else { 0 });
                 header.size = least + size % (most - least + 1);
-                if header.has(flag::CRC) {
-                    header.crc = crc;
+                if header.has(flag::CHECK) {
+                    header.check = check;
                 }
                 header
             })
@@ -316,24 +306,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_come_back_as_they_went(header in any_header(), key: u32) {
-            prop_assert_eq!(Header::decode(&header.encode(key), key).unwrap(), header);
+        fn headers_come_back_as_they_went(header in any_header()) {
+            prop_assert_eq!(Header::decode(&header.encode()).unwrap(), header);
         }
 
         #[test]
-        fn no_single_flipped_bit_of_a_header_is_taken(header in any_header(), key: u32) {
-            let good = header.encode(key);
+        fn no_single_flipped_bit_of_a_header_is_taken(header in any_header(), key: [u8; 32]) {
+            let seal = Seal::new(&key);
+            let mut good = header.encode();
+            seal.seal(&mut good);
+            prop_assert!(seal.check(&good).is_ok());
             for bit in 0..SIZE * 8 {
                 let mut bad = good;
                 bad[bit / 8] ^= 1 << (bit % 8);
-                prop_assert!(Header::decode(&bad, key).is_err(), "bit {}", bit);
+                prop_assert!(seal.check(&bad).is_err(), "bit {}", bit);
             }
         }
 
         #[test]
-        fn a_header_of_another_session_is_not_taken(header in any_header(), key: u32, other: u32) {
+        fn a_header_under_another_key_or_number_is_not_taken(
+            header in any_header(), key: [u8; 32], other: [u8; 32],
+        ) {
             prop_assume!(key != other);
-            prop_assert!(Header::decode(&header.encode(key), other).is_err());
+            let mut seal = Seal::new(&key);
+            let mut head = header.encode();
+            seal.seal(&mut head);
+            prop_assert!(Seal::new(&other).check(&head).is_err());
+            seal.advance();
+            prop_assert!(seal.check(&head).is_err());
         }
 
         #[test]
@@ -356,16 +356,8 @@ mod tests {
             {
                 let good = (least..=most).contains(&size);
                 header.size = size;
-                assert_eq!(Header::decode(&header.encode(1), 1).is_ok(), good, "{opcode:?} {size}");
+                assert_eq!(Header::decode(&header.encode()).is_ok(), good, "{opcode:?} {size}");
             }
         }
-    }
-
-    #[test]
-    fn another_version_is_named_with_ours() {
-        let mut bytes = Header::new(Opcode::Ping).encode(1);
-        bytes[2] = 9;
-        let error = Header::decode(&bytes, 1).unwrap_err().to_string();
-        assert!(error.contains("version 9, we speak 1"), "{error}");
     }
 }

@@ -130,9 +130,7 @@ async fn meet(shared: &Weak<Shared>, mut stream: TcpStream, spoke: &AtomicBool) 
     let spoke = || spoke.store(true, Ordering::Relaxed);
     let met = handshake::respond_noting(&mut stream, &secret, Purpose::Tcp, &hello, spoke).await;
     let (session, theirs) = met?;
-    let peer = theirs.incarnation.ok_or_else(|| Error::Malformed {
-        what: "hello",
-        why: "a peer without an incarnation has no regions".into(),
-    })?;
-    shared.upgrade().ok_or_else(closed)?.adopt(stream, &session, peer).map(drop)
+    let shared = shared.upgrade().ok_or_else(closed)?;
+    let peer = shared.identify(&theirs, None)?;
+    shared.adopt(stream, &session, peer).map(drop)
 }

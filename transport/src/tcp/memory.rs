@@ -7,6 +7,8 @@ use transom_registry::Result;
 use transom_registry::element::{Dtype, Reduce};
 use transom_registry::exposed::{Exposed, Locker};
 
+use super::protect::Sum;
+
 /// Receives straight into `size` bytes of exposed memory at `offset`, and what comes after those into `behind`. Never
 /// waits. Returns how many bytes came in all; 0 is the end of the stream.
 ///
@@ -34,15 +36,16 @@ pub(crate) fn receive(
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
-/// Continues a CRC32C over exposed memory. Bytes that somebody changes meanwhile give a wrong sum, and nothing worse.
+/// Continues a sum over exposed memory. Bytes that somebody changes meanwhile give a wrong sum, and nothing worse.
 ///
 /// # Errors
 /// `InvalidInput` for a range that is not there.
-pub(crate) fn crc(crc: u32, exposed: &Exposed, offset: u64, size: usize) -> io::Result<u32> {
+pub(crate) fn sum(sum: &mut Sum, exposed: &Exposed, offset: u64, size: usize) -> io::Result<()> {
     let base = place(exposed, offset, size, false)?;
-    // SAFETY: inside the exposed range, as checked by `place`; the bytes are plain loads of the checksum, each once, and
+    // SAFETY: inside the exposed range, as checked by `place`; the bytes are plain loads of the checksum or the MAC, and
     // nothing but the sum depends on them.
-    Ok(crc32c::crc32c_append(crc, unsafe { std::slice::from_raw_parts(base, size) }))
+    sum.add(unsafe { std::slice::from_raw_parts(base, size) });
+    Ok(())
 }
 
 fn place(exposed: &Exposed, offset: u64, size: usize, write: bool) -> io::Result<*mut u8> {

@@ -1,8 +1,8 @@
 //! The transport `tcp`: one stream to each peer, on which both sides put, get and answer.
 //!
 //! Control tasks of the driver connect, listen and shake hands; what a connection then carries is moved by whoever polls,
-//! on a plain socket. Each frame is a header with a checksum of its own and a payload, which is received straight into
-//! the region that it is for. The two sides of a connection are alike: either numbers its operations, and the other
+//! on a plain socket. Each frame is a header with a MAC and a payload, which is received straight into the region that it
+//! is for. The two sides of a connection are alike: either numbers its operations, and the other
 //! acknowledges the last one that it applied, in the header of whatever it sends next.
 //!
 //! Registered memory is copied and summed before it is sent, so whoever changes it meanwhile changes what arrives, and
@@ -18,12 +18,14 @@ mod interfaces;
 mod listen;
 mod memory;
 mod options;
+mod protect;
 mod receive;
 mod send;
 mod serve;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,8 +40,9 @@ pub use control::fuzz_control;
 pub use frame::fuzz_frame;
 use options::Options;
 use parking_lot::{Mutex, RwLock};
+use protect::Level;
 use rustix::event::{Timespec, epoll};
-use transom_registry::{Error, Incarnation, Result};
+use transom_registry::{Error, Incarnation, Result, Stale};
 
 use crate::backend::{Caps, Endpoint, Host, Pending, Transport};
 use crate::handshake::{Hello, Session};
@@ -65,6 +68,7 @@ struct Shared {
     around: Arc<Around>,
     tasks: tokio::runtime::Handle,
     crc: bool,
+    protect: Level,
     addresses: Vec<String>,
     connections: RwLock<Vec<Arc<Connection>>>,
     /// How many there are.
@@ -102,6 +106,7 @@ impl Tcp {
             around: Arc::new(around),
             tasks: tasks.clone(),
             crc: options.crc,
+            protect: options.protect,
             addresses: reachable(&options, bound),
             connections: RwLock::default(),
             living: AtomicUsize::new(0),
@@ -139,8 +144,26 @@ impl Shared {
         Hello {
             incarnation: Some(self.around.host.registry.incarnation()),
             addresses: self.addresses.clone(),
-            features: 0,
+            features: self.protect.feature(),
         }
+    }
+
+    /// Who is there, if it is this peer and protects its frames as we do.
+    fn identify(&self, theirs: &Hello, peer: Option<Incarnation>) -> Result<Incarnation> {
+        let found = theirs.incarnation.ok_or_else(|| Error::Malformed {
+            what: "hello",
+            why: "a peer without an incarnation has no regions".into(),
+        })?;
+        if let Some(peer) = peer.filter(|peer| *peer != found) {
+            return Err(Error::Stale {
+                operation: "connect",
+                what: Stale::Incarnation,
+                held: peer.as_u64(),
+                current: found.as_u64(),
+            });
+        }
+        self.protect.agree(theirs.features)?;
+        Ok(found)
     }
 
     /// A connection that lives, to this peer.
@@ -157,7 +180,7 @@ impl Shared {
     ) -> Result<Arc<Connection>> {
         let stream = stream.into_std().map_err(|e| Error::io("take a connection over", e))?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let connection = Connection::new(&self.around, stream, session, peer, id, self.crc)?;
+        let connection = Connection::new(&self.around, stream, session, peer, id, self.crc, self.protect)?;
         let mut connections = self.connections.write();
         if self.closed.load(Ordering::Acquire) {
             return Err(Error::Closed { operation: "connect", what: "context" });

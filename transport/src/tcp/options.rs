@@ -1,9 +1,11 @@
-//! What the specification `tcp`, `tcp:HOST:PORT` or `tcp:HOST:PORT,crc=off` asks for.
+//! What the specification `tcp`, `tcp:HOST:PORT` or `tcp:HOST:PORT,protect=mac` asks for.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 
 use transom_registry::{Error, Result};
+
+use super::protect::Level;
 
 /// How the transport is to be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub(crate) struct Options {
     pub(crate) name: Option<String>,
     /// Whether payloads carry a checksum.
     pub(crate) crc: bool,
+    /// What of a frame is proven to come from the peer.
+    pub(crate) protect: Level,
 }
 
 fn config(value: &str, why: impl Into<String>) -> Error {
@@ -30,18 +34,25 @@ impl Options {
         let place = pieces.next().unwrap_or_default();
         // `tcp:crc=off` names no place.
         let (place, first) = if place.contains('=') { ("", Some(place)) } else { (place, None) };
-        let mut options = Self { bind: (Ipv4Addr::LOCALHOST, 0).into(), name: None, crc: true };
+        let mut options =
+            Self { bind: (Ipv4Addr::LOCALHOST, 0).into(), name: None, crc: true, protect: Level::Auth };
         for option in first.into_iter().chain(pieces) {
-            options.crc = match option {
-                "crc=on" => true,
-                "crc=off" => false,
+            match option {
+                "crc=on" => options.crc = true,
+                "crc=off" => options.crc = false,
+                "protect=auth" => options.protect = Level::Auth,
+                "protect=mac" => options.protect = Level::Mac,
                 _ => {
-                    return Err(config(
-                        arguments,
-                        format!("option {option:?} is not known: crc=on, crc=off"),
-                    ));
+                    let known = "crc=on, crc=off, protect=auth, protect=mac";
+                    return Err(config(arguments, format!("option {option:?} is not known: {known}")));
                 }
-            };
+            }
+        }
+        if options.protect == Level::Mac && !options.crc {
+            return Err(config(
+                arguments,
+                "crc=off leaves nothing off where protect=mac has payloads signed",
+            ));
         }
         if place.is_empty() {
             return Ok(options);
@@ -86,6 +97,8 @@ mod tests {
         assert_eq!((default.bind.to_string().as_str(), default.crc), ("127.0.0.1:0", true));
         assert!(!Options::parse("crc=off").unwrap().crc);
         assert!(!Options::parse("0.0.0.0:7,crc=off").unwrap().crc);
+        assert_eq!(default.protect, Level::Auth);
+        assert_eq!(Options::parse("[::1]:0,protect=mac").unwrap().protect, Level::Mac);
         assert_eq!(Options::parse("[::1]:4711").unwrap().bind.to_string(), "[::1]:4711");
         assert_eq!(Options::parse("localhost:1").unwrap().name.as_deref(), Some("localhost"));
         for bad in [
@@ -101,6 +114,8 @@ mod tests {
             "127.0.0.1:0,crc=maybe",
             "127.0.0.1:0,",
             "crc",
+            "protect=none",
+            "protect=mac,crc=off",
         ] {
             let error = Options::parse(bad).unwrap_err();
             assert!(matches!(error, Error::Config { .. }), "{bad}: {error}");

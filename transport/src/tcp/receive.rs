@@ -7,6 +7,7 @@ use transom_registry::{Error, Result};
 
 use super::frame::{self, Header, Opcode, flag};
 use super::memory;
+use super::protect::{Check, Seal, Sum};
 use super::serve::{Reply, Sink, Target};
 use super::socket::Socket;
 
@@ -26,7 +27,8 @@ const DIRECT: u64 = 16 << 10;
 /// The incoming half of a connection.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    key: u32,
+    seal: Seal,
+    check: Check,
     staging: Box<[u8]>,
     start: usize,
     end: usize,
@@ -44,7 +46,7 @@ pub(crate) struct Incoming {
 struct Open {
     header: Header,
     left: u64,
-    crc: u32,
+    sum: Sum,
     sink: Sink,
 }
 
@@ -99,9 +101,10 @@ pub(crate) struct Turn {
 }
 
 impl Incoming {
-    pub(crate) fn new(key: u32, target: Target) -> Self {
+    pub(crate) fn new(seal: Seal, check: Check, target: Target) -> Self {
         Self {
-            key,
+            seal,
+            check,
             staging: vec![0; STAGING].into(),
             start: 0,
             end: 0,
@@ -143,16 +146,14 @@ impl Incoming {
     fn fill(&mut self, socket: &Socket) -> io::Result<(usize, usize)> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            if let Some(Open { header, left, crc, sink }) = &mut self.open
+            if let Some(Open { left, sum, sink, .. }) = &mut self.open
                 && let Some((exposed, offset, size)) = sink.place((*left).min(PIECE))
                 && size >= DIRECT
             {
                 let got =
                     memory::receive(socket, exposed, offset, size as usize, &mut self.staging[..BEHIND])?;
                 let here = (got as u64).min(size);
-                if header.has(flag::CRC) {
-                    *crc = memory::crc(*crc, exposed, offset, here as usize)?;
-                }
+                memory::sum(sum, exposed, offset, here as usize)?;
                 sink.advance(here);
                 *left -= here;
                 self.end = got - here as usize;
@@ -177,9 +178,7 @@ impl Incoming {
         let taken = open.left.min((self.end - self.start) as u64) as usize;
         let bytes = &self.staging[self.start..self.start + taken];
         if taken > 0 {
-            if open.header.has(flag::CRC) {
-                open.crc = crc32c::crc32c_append(open.crc, bytes);
-            }
+            open.sum.add(bytes);
             if matches!(open.sink, Sink::Whole) {
                 self.whole.extend_from_slice(bytes);
             } else {
@@ -191,8 +190,8 @@ impl Incoming {
         if open.left > 0 {
             return Ok(false);
         }
-        let Some(Open { header, crc, sink, .. }) = self.open.take() else { return Ok(false) };
-        check_crc(&header, crc)?;
+        let Some(Open { header, sum, sink, .. }) = self.open.take() else { return Ok(false) };
+        sum.check(&header)?;
         let mut whole = std::mem::take(&mut self.whole);
         self.finish(header, sink, &whole, to, turn)?;
         whole.clear();
@@ -204,16 +203,18 @@ impl Incoming {
         let Some(head) = self.staging[self.start..self.end].first_chunk::<{ frame::SIZE }>() else {
             return Ok(false);
         };
-        let header = Header::decode(head, self.key)?;
+        self.seal.check(head)?;
+        let header = Header::decode(head)?;
+        let mut sum = self.check.expect(&header)?;
         let payload = self.start + frame::SIZE;
         if header.size <= SMALL {
             let after = payload + header.size as usize;
             if self.end < after {
                 return Ok(false);
             }
-            if header.has(flag::CRC) {
-                check_crc(&header, crc32c::crc32c(&self.staging[payload..after]))?;
-            }
+            sum.add(&self.staging[payload..after]);
+            sum.check(&header)?;
+            self.seal.advance();
             self.start = after;
             if header.opcode == Opcode::Put {
                 self.check_order(&header)?;
@@ -232,8 +233,9 @@ impl Incoming {
             finished?;
         } else {
             let sink = self.sink(&header, to)?;
+            self.seal.advance();
             self.start = payload;
-            self.open = Some(Open { header, left: header.size, crc: 0, sink });
+            self.open = Some(Open { header, left: header.size, sum, sink });
         }
         Ok(true)
     }
@@ -294,12 +296,4 @@ impl Incoming {
         }
         Ok(())
     }
-}
-
-fn check_crc(header: &Header, crc: u32) -> Result<(), End> {
-    if header.has(flag::CRC) && header.crc != crc {
-        let wrong = format!("the checksum of the {} bytes of {:?} is wrong", header.size, header.opcode);
-        return Err(End::Broken(wrong));
-    }
-    Ok(())
 }

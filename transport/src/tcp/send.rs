@@ -4,18 +4,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use transom_registry::exposed::Exposed;
-
-use super::control;
-use super::frame::{self, Header, Opcode, flag};
+use super::frame::{self, Header, Opcode};
+use super::protect::{Check, Seal};
 use super::socket::Socket;
+use super::transfer::Transfer;
 
-/// Payload bytes of a frame that comes from registered memory.
-const FRAME: u64 = 512 << 10;
-/// Payload bytes of a frame of a list.
-const LIST_FRAME: u64 = 256 << 10;
-/// Bytes that are copied before they are summed.
-const BLOCK: usize = 16 << 10;
 /// Small frames of a queue are put together up to this size.
 const TOGETHER: usize = 64 << 10;
 /// A header and payload of at most this size are sent as one piece.
@@ -36,8 +29,8 @@ pub(crate) enum Lane {
 #[derive(Debug)]
 pub(crate) struct Queue {
     socket: Arc<Socket>,
-    key: u32,
-    crc: bool,
+    seal: Seal,
+    check: Check,
     requests: VecDeque<Chunk>,
     replies: VecDeque<Chunk>,
     /// What is being written, and how far.
@@ -81,188 +74,12 @@ enum What {
     Transfer(Box<Transfer>),
 }
 
-/// Bytes of registered memory that go out frame by frame. They are copied before they are summed: whoever changes them
-/// meanwhile changes what arrives, and not whether it arrives.
-#[derive(Debug)]
-pub(crate) struct Transfer {
-    /// The last frame's header, but for what each frame has of its own.
-    pub(crate) header: Header,
-    /// Where the bytes are.
-    pub(crate) from: From,
-    /// How many bytes are left.
-    pub(crate) left: u64,
-}
-
-/// Where the bytes of a transfer are.
-#[derive(Debug)]
-pub(crate) enum From {
-    /// One after the other, from this offset.
-    Range(Exposed, u64),
-    /// In these parts of the memory.
-    Parts(Exposed, Parts),
-    /// One after the other from this offset, for these parts of the target.
-    List(Exposed, u64, Parts),
-}
-
-/// A walk over (offset, size) pairs.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    parts: Vec<(u64, u64)>,
-    index: usize,
-    within: u64,
-}
-
-impl Parts {
-    pub(crate) fn new(parts: Vec<(u64, u64)>) -> Self {
-        Self { parts, index: 0, within: 0 }
-    }
-
-    /// Where the next bytes are, at most this many of them, without going there.
-    pub(crate) fn peek(&mut self, most: u64) -> Option<(u64, u64)> {
-        loop {
-            let (offset, size) = self.parts.get(self.index)?;
-            if self.within < *size {
-                return Some((offset + self.within, most.min(size - self.within)));
-            }
-            self.index += 1;
-            self.within = 0;
-        }
-    }
-
-    pub(crate) fn advance(&mut self, size: u64) {
-        self.within += size;
-    }
-
-    /// Walks over the parts of the next frame of a list. Returns them, and how many bytes they are.
-    pub(crate) fn frame(&mut self, left: u64) -> (Vec<(u64, u64)>, u64) {
-        let most = LIST_FRAME.min(left);
-        let (mut table, mut size) = (Vec::new(), 0);
-        while size < most && (table.len() as u64) < frame::MOST_PARTS {
-            let Some((offset, part)) = self.peek(most - size) else { break };
-            table.push((offset, part));
-            self.advance(part);
-            size += part;
-        }
-        (table, size)
-    }
-}
-
-impl Transfer {
-    /// How many frames it is.
-    pub(crate) fn frames(&self) -> u64 {
-        match &self.from {
-            From::List(_, _, parts) => {
-                // A frame ends at its most bytes or its most parts.
-                let mut walk = Parts::new(parts.parts.clone());
-                let (mut frames, mut left) = (0, self.left);
-                while left > 0 {
-                    let (_, size) = walk.frame(left);
-                    // A list that is shorter than its bytes is refused above; it must not hold us up here.
-                    left -= if size == 0 { left } else { size };
-                    frames += 1;
-                }
-                frames.max(1)
-            }
-            _ => self.left.div_ceil(self.most()).max(1),
-        }
-    }
-
-    fn most(&self) -> u64 {
-        if self.header.opcode == Opcode::Accumulate { frame::MOST_ACCUMULATE } else { FRAME }
-    }
-
-    /// Makes the next frame. Returns whether it is the last.
-    fn frame(&mut self, into: &mut Vec<u8>, ack: u64, crc: bool, key: u32) -> bool {
-        let mut header = self.header;
-        let most = self.most();
-        let mut sum = Sum { crc: crc.then_some(0) };
-        let (table, size) = match &mut self.from {
-            From::List(_, _, parts) => {
-                let (table, size) = parts.frame(self.left);
-                header.offset = table.len() as u64;
-                let mut bytes = Vec::with_capacity(table.len() * frame::PART as usize);
-                control::encode_parts(&table, &mut bytes);
-                (bytes, if size == 0 { self.left } else { size })
-            }
-            _ => (Vec::new(), self.left.min(most)),
-        };
-        let start = frame::SIZE + table.len();
-        into.resize(start + size as usize, 0);
-        into[frame::SIZE..start].copy_from_slice(&table);
-        sum.add(&table);
-        let mut rest = &mut into[start..];
-        match &mut self.from {
-            From::List(exposed, at, _) | From::Range(exposed, at) => {
-                sum.read(exposed, *at, rest);
-                *at += size;
-            }
-            From::Parts(exposed, parts) => {
-                while let Some((offset, part)) = parts.peek(rest.len() as u64).filter(|(_, part)| *part > 0) {
-                    let (now, later) = rest.split_at_mut(part as usize);
-                    sum.read(exposed, offset, now);
-                    parts.advance(part);
-                    rest = later;
-                }
-            }
-        }
-        self.left -= size;
-        let last = self.left == 0;
-        if !last {
-            header.flags &= !(flag::LAST | flag::SIGNAL | flag::ACK_NOW);
-        }
-        if header.opcode.is_request() {
-            self.header.sequence += 1;
-        }
-        if !matches!(self.from, From::List(..)) {
-            self.header.offset += size;
-        }
-        header.ack = ack;
-        sum.seal(&mut header, size + table.len() as u64);
-        let head = header.encode(key);
-        into[..frame::SIZE].copy_from_slice(&head);
-        last
-    }
-}
-
-/// The checksum of a payload, if there is to be one.
-struct Sum {
-    crc: Option<u32>,
-}
-
-impl Sum {
-    fn add(&mut self, bytes: &[u8]) {
-        if let Some(crc) = &mut self.crc {
-            *crc = crc32c::crc32c_append(*crc, bytes);
-        }
-    }
-
-    /// Copies exposed memory, block by block, so that the sum finds each in the nearest cache.
-    fn read(&mut self, exposed: &Exposed, mut offset: u64, into: &mut [u8]) {
-        for block in into.chunks_mut(BLOCK) {
-            // The range was checked when the slice was made, or the operation taken.
-            let _ = exposed.read(offset, block);
-            self.add(block);
-            offset += block.len() as u64;
-        }
-    }
-
-    fn seal(&self, header: &mut Header, size: u64) {
-        header.size = size;
-        if let Some(crc) = self.crc
-            && size > 0
-        {
-            header.flags |= flag::CRC;
-            header.crc = crc;
-        }
-    }
-}
-
 impl Queue {
-    pub(crate) fn new(socket: Arc<Socket>, key: u32, crc: bool) -> Self {
+    pub(crate) fn new(socket: Arc<Socket>, seal: Seal, check: Check) -> Self {
         Self {
             socket,
-            key,
-            crc,
+            seal,
+            check,
             requests: VecDeque::new(),
             replies: VecDeque::new(),
             current: Vec::new(),
@@ -374,15 +191,17 @@ impl Queue {
             self.next += 1;
         }
         header.ack = self.ack();
-        let mut sum = Sum { crc: self.crc.then_some(0) };
+        let mut sum = self.check.begin();
         payload.iter().for_each(|part| sum.add(part));
         sum.seal(&mut header, payload.iter().map(|part| part.len() as u64).sum());
-        let head = header.encode(self.key);
+        let mut head = header.encode();
         let size = frame::SIZE + header.size as usize;
         let mut sent = 0;
         if self.is_empty() && self.broken.is_none() {
+            self.seal.seal(&mut head);
             sent = self.write_through(&head, payload, size);
             if sent > 0 {
+                self.seal.advance();
                 self.wrote = true;
                 self.told = header.ack;
                 if lane == Lane::Requests {
@@ -468,7 +287,7 @@ impl Queue {
             (false, false) => Lane::Replies,
         };
         self.replied = lane == Lane::Replies;
-        let (ack, crc, key) = (self.ack(), self.crc, self.key);
+        let (ack, check) = (self.ack(), self.check.clone());
         let (mut current, mut spare) = (std::mem::take(&mut self.current), std::mem::take(&mut self.spare));
         self.at = 0;
         let Some(chunk) = self.lane(lane).front_mut() else { return false };
@@ -485,13 +304,14 @@ impl Queue {
                     std::mem::swap(&mut current, &mut spare);
                 }
                 let sequence = transfer.header.sequence;
-                let over = transfer.frame(&mut current, ack, crc, key);
+                let over = transfer.frame(&mut current, ack, &check);
                 (if lane == Lane::Requests { sequence } else { 0 }, ack, over)
             }
         };
         if over && let Some(Chunk { what: What::Bytes(_), .. }) = self.lane(lane).pop_front() {
             self.copied -= current.len();
         }
+        self.seal(&mut current);
         (self.current, self.spare) = (current, spare);
         self.begun = self.begun.max(begun);
         self.told = self.told.max(told);
@@ -507,9 +327,21 @@ impl Queue {
         header.ack = self.ack();
         self.told = header.ack;
         self.current.clear();
-        self.current.extend(header.encode(self.key));
+        self.current.extend(header.encode());
+        let mut current = std::mem::take(&mut self.current);
+        self.seal(&mut current);
+        self.current = current;
         self.at = 0;
         true
+    }
+
+    /// Gives whole frames their MACs, at the moment when their place in the stream is certain.
+    fn seal(&mut self, mut frames: &mut [u8]) {
+        while let Some((head, rest)) = frames.split_first_chunk_mut() {
+            self.seal.seal(head);
+            self.seal.advance();
+            frames = rest.split_at_mut(Header::size_of(head).min(rest.len())).1;
+        }
     }
 
     /// Writes what can be written. Returns how many bytes that was.

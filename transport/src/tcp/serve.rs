@@ -11,7 +11,7 @@ use transom_registry::{Access, Cause, Error, Failure, Kind, Outcome, Registry, R
 
 use super::control::{Attach, Refusal, decode_parts};
 use super::frame::{Header, MOST_PARTS, Opcode, PART, flag};
-use super::send::{From, Parts, Transfer};
+use super::transfer::{From, Parts, Transfer};
 
 /// How long an accumulate of a peer waits for a lock.
 const PATIENCE: Duration = Duration::from_millis(500);

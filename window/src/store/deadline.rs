@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use transom_registry::{Error, Outcome};
+use transom_registry::{Error, Outcome, Result};
 
 /// The moment at which a call on a store has to be over, and how long that was from its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,4 +39,10 @@ impl Deadline {
     ) -> Error {
         Error::Expired { operation, rank: None, after: self.timeout, detail: detail.into(), outcome }
     }
+}
+
+/// Ends when the deadline has passed; inside a tokio runtime with timers.
+pub(super) async fn passed(deadline: Deadline) -> Result<()> {
+    tokio::time::sleep_until(deadline.at.into()).await;
+    Ok(())
 }

@@ -67,6 +67,8 @@ const GRACE: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub struct Store {
     backend: Arc<dyn Backend>,
+    /// The backend again, where it is a table of this process: its async calls stay on their thread.
+    table: Option<Arc<table::Table>>,
     prefix: Arc<str>,
     timeout: Duration,
     process: u32,
@@ -80,13 +82,21 @@ impl Store {
     }
 
     fn over(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, prefix: "".into(), timeout: DEFAULT_TIMEOUT, process: std::process::id() }
+        Self {
+            backend,
+            table: None,
+            prefix: "".into(),
+            timeout: DEFAULT_TIMEOUT,
+            process: std::process::id(),
+        }
     }
 
-    /// A new store inside this process, for its clones only.
+    /// A new store inside this process, for its clones only. Its async calls run where they are awaited, so that ranks
+    /// that are tasks of one thread meet there in an order that repeats.
     #[must_use]
     pub fn in_process() -> Self {
-        Self::new(table::Table::new())
+        let table = Arc::new(table::Table::new());
+        Self { table: Some(table.clone()), ..Self::over(table) }
     }
 
     /// A store in a directory on a file system that all ranks share, with working `flock` and rename.
@@ -377,7 +387,13 @@ impl Store {
         timeout: Duration,
     ) -> impl Future<Output = Result<Answer>> + Send + use<> {
         let store = self.clone();
-        async move { store.start(call?, Deadline::after(timeout))?.await }
+        async move {
+            let (call, deadline) = (call?, Deadline::after(timeout));
+            match &store.table {
+                Some(table) if store.process == std::process::id() => table.call_here(call, deadline).await,
+                _ => store.start(call, deadline)?.await,
+            }
+        }
     }
 }
 

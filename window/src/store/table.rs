@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use transom_registry::Result;
 
 use super::rules::{self, MOST_KEYS, Refusal};
-use super::{Answer, Backend, Call, Deadline};
+use super::{Answer, Backend, Call, Deadline, control};
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -137,6 +137,54 @@ impl Drop for Place<'_> {
     }
 }
 
+impl Table {
+    /// Does a call on the caller's thread, whoever runs it: no other thread takes part but for the clock of a get that waits.
+    pub(super) async fn call_here(&self, call: Call, deadline: Deadline) -> Result<Answer> {
+        self.answer(call, deadline, async || {
+            control::run("store get", super::deadline::passed(deadline))?.await
+        })
+        .await
+    }
+
+    /// Answers a call; `passed` ends at the deadline.
+    async fn answer(
+        &self,
+        call: Call,
+        deadline: Deadline,
+        passed: impl AsyncFnOnce() -> Result<()>,
+    ) -> Result<Answer> {
+        let operation = call.operation();
+        let named = call.key().to_owned();
+        let answer = match call {
+            Call::Set { key, value } => self.set(key, &value).map(|()| Answer::Done),
+            Call::TryGet { key } => Ok(Answer::Value(self.value(&key).map(|v| v.to_vec()))),
+            Call::Add { key, delta } => self.add(key, delta).map(Answer::Number),
+            Call::CompareSet { key, expected, new } => {
+                self.compare_set(key, expected.as_deref(), &new).map(|v| Answer::Value(Some(v.to_vec())))
+            }
+            Call::Delete { key } => Ok(Answer::Deleted(self.delete(&key))),
+            Call::Get { keys } => {
+                let all = async {
+                    let mut values = Vec::with_capacity(keys.len());
+                    for key in &keys {
+                        values.push(self.wait(key).await.to_vec());
+                    }
+                    values
+                };
+                tokio::select! {
+                    biased;
+                    values = all => return Ok(Answer::Values(values)),
+                    passed = passed() => passed?,
+                }
+                let (first, count) = self.missing(&keys, 16);
+                let names = first.iter().map(|&position| keys[position].as_str());
+                return Err(deadline.expired(operation, rules::not_set(names, count, keys.len()), None));
+            }
+        };
+        answer.map_err(|refusal| refusal.error(operation, &named))
+    }
+}
+
 impl Backend for Table {
     fn call(
         self: Arc<Self>,
@@ -144,39 +192,7 @@ impl Backend for Table {
         deadline: Deadline,
     ) -> Pin<Box<dyn Future<Output = Result<Answer>> + Send>> {
         Box::pin(async move {
-            let operation = call.operation();
-            let named = call.key().to_owned();
-            let answer = match call {
-                Call::Set { key, value } => self.set(key, &value).map(|()| Answer::Done),
-                Call::TryGet { key } => Ok(Answer::Value(self.value(&key).map(|v| v.to_vec()))),
-                Call::Add { key, delta } => self.add(key, delta).map(Answer::Number),
-                Call::CompareSet { key, expected, new } => {
-                    self.compare_set(key, expected.as_deref(), &new).map(|v| Answer::Value(Some(v.to_vec())))
-                }
-                Call::Delete { key } => Ok(Answer::Deleted(self.delete(&key))),
-                Call::Get { keys } => {
-                    let all = async {
-                        let mut values = Vec::with_capacity(keys.len());
-                        for key in &keys {
-                            values.push(self.wait(key).await.to_vec());
-                        }
-                        values
-                    };
-                    match tokio::time::timeout_at(deadline.at().into(), all).await {
-                        Ok(values) => Ok(Answer::Values(values)),
-                        Err(_) => {
-                            let (first, count) = self.missing(&keys, 16);
-                            let names = first.iter().map(|&position| keys[position].as_str());
-                            return Err(deadline.expired(
-                                operation,
-                                rules::not_set(names, count, keys.len()),
-                                None,
-                            ));
-                        }
-                    }
-                }
-            };
-            answer.map_err(|refusal| refusal.error(operation, &named))
+            self.answer(call, deadline, async || super::deadline::passed(deadline).await).await
         })
     }
 }

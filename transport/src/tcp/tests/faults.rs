@@ -13,6 +13,7 @@ use crate::handshake::{self, Hello, Purpose, Session};
 use crate::late::Late;
 use crate::request::Flight;
 use crate::tcp::frame::{Header, Opcode, flag};
+use crate::tcp::protect::{Check, Level, Seal};
 use crate::token::Token;
 use crate::{Cause, Error, Incarnation, Outcome};
 
@@ -81,7 +82,8 @@ fn post(endpoint: &dyn Endpoint, op: Op<'_>, token: Token) {
 /// A peer made by hand: a socket on which the handshake was done.
 struct Puppet {
     stream: TcpStream,
-    session: Session,
+    /// Of what it sends, and of what it receives.
+    seals: [Seal; 2],
     sent: u64,
 }
 
@@ -95,21 +97,27 @@ impl Puppet {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut stream = tokio::net::TcpStream::connect(place).await.unwrap();
-            let hello = Hello { incarnation: Some(incarnation), addresses: Vec::new(), features: 0 };
+            let hello = Hello {
+                incarnation: Some(incarnation),
+                addresses: Vec::new(),
+                features: Level::Auth.feature(),
+            };
             let (session, _) = handshake::initiate(&mut stream, secret, Purpose::Tcp, &hello).await.unwrap();
-            Self::taken(stream, session)
+            Self::taken(stream, &session)
         })
     }
 
-    fn taken(stream: tokio::net::TcpStream, session: Session) -> Self {
+    fn taken(stream: tokio::net::TcpStream, session: &Session) -> Self {
         let stream = stream.into_std().unwrap();
         stream.set_nonblocking(false).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Self { stream, session, sent: 0 }
+        Self { stream, seals: [Seal::new(&session.send_key), Seal::new(&session.receive_key)], sent: 0 }
     }
 
-    fn key(key: &[u8; 32]) -> u32 {
-        u32::from_le_bytes([key[0], key[1], key[2], key[3]])
+    fn seal(&mut self, mut head: [u8; 64]) -> [u8; 64] {
+        self.seals[0].seal(&mut head);
+        self.seals[0].advance();
+        head
     }
 
     fn frame(&mut self, mut header: Header, payload: &[u8]) -> Vec<u8> {
@@ -117,12 +125,10 @@ impl Puppet {
             self.sent += 1;
             header.sequence = self.sent;
         }
-        header.size = payload.len() as u64;
-        if header.size > 0 {
-            header.flags |= flag::CRC;
-            header.crc = crc32c::crc32c(payload);
-        }
-        let mut out = header.encode(Self::key(&self.session.send_key)).to_vec();
+        let mut sum = Check::Crc.begin();
+        sum.add(payload);
+        sum.seal(&mut header, payload.len() as u64);
+        let mut out = self.seal(header.encode()).to_vec();
         out.extend(payload);
         out
     }
@@ -137,7 +143,9 @@ impl Puppet {
         loop {
             let mut head = [0; 64];
             self.stream.read_exact(&mut head).ok()?;
-            let header = Header::decode(&head, Self::key(&self.session.receive_key)).unwrap();
+            self.seals[1].check(&head).unwrap();
+            self.seals[1].advance();
+            let header = Header::decode(&head).unwrap();
             let mut payload = vec![0; header.size as usize];
             self.stream.read_exact(&mut payload).ok()?;
             if header.opcode != Opcode::Ping {
@@ -278,9 +286,13 @@ fn impostor(
             listener.set_nonblocking(true).unwrap();
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             let (mut stream, _) = listener.accept().await.unwrap();
-            let hello = Hello { incarnation: Some(incarnation), addresses: Vec::new(), features: 0 };
+            let hello = Hello {
+                incarnation: Some(incarnation),
+                addresses: Vec::new(),
+                features: Level::Auth.feature(),
+            };
             let (session, _) = handshake::respond(&mut stream, &secret, Purpose::Tcp, &hello).await.unwrap();
-            Puppet::taken(stream, session)
+            Puppet::taken(stream, &session)
         });
         then(puppet);
     });

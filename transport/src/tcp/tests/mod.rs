@@ -1,6 +1,7 @@
 //! What the transport promises, over loopback.
 
 mod faults;
+mod meddling;
 mod moving;
 mod processes;
 mod strangers;

@@ -5,7 +5,7 @@ use crate::{Atomic, Dtype, Error, List, Outcome, Reduce};
 
 #[test]
 fn puts_and_gets_of_many_sizes_arrive_as_they_went() {
-    for specs in ["tcp:127.0.0.1:0", "tcp:127.0.0.1:0,crc=off"] {
+    for specs in ["tcp:127.0.0.1:0", "tcp:127.0.0.1:0,crc=off", "tcp:127.0.0.1:0,protect=mac"] {
         let secret = Secret::random().unwrap();
         let (owner, user) = (context(&secret, specs), context(&secret, specs));
         let region = owner.allocate(8 << 20, 1).unwrap();

@@ -1,0 +1,178 @@
+//! Ranks are killed with -9 at every point of a save, and whole jobs at any moment: what can be loaded is whole, of one step,
+//! and nothing that was told to be durable is lost.
+//!
+//! `TRANSOM_LONG=1` kills at every point of more saves, and more jobs.
+
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use transom_checkpoint::{Checkpoints, Options, Target};
+
+#[path = "../src/program/pattern.rs"]
+mod pattern;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_checkpoint");
+const SIZE: u64 = 6 << 10;
+
+/// How a job went.
+struct Went {
+    /// The newest step that a trainer was told to be durable.
+    durable: u64,
+    /// Where a rank was killed.
+    killed: Option<String>,
+    code: Option<i32>,
+}
+
+/// A launcher; its ranks end with it.
+struct Launcher(Child);
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self(std::env::temp_dir().join(format!("transom-kill-{}-{number}", std::process::id())))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs a job of two trainers, a writer and a standby. Kills one rank at one of its points, or all of them after a while.
+fn job(dir: &Path, saves: u64, options: &[&str], kill: Option<(u32, u64)>, after: Option<Duration>) -> Went {
+    let mut command = Command::new(PROGRAM);
+    command.arg("pattern").arg("--dir").arg(dir);
+    command.args(["--size", &SIZE.to_string(), "--saves", &saves.to_string()]).args(options);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if let Some((rank, point)) = kill {
+        command.env("TRANSOM_CHECKPOINT_KILL", format!("{rank}:{point}"));
+    }
+    let mut launcher = Launcher(command.spawn().unwrap());
+    let (stdout, stderr) = (launcher.0.stdout.take().unwrap(), launcher.0.stderr.take().unwrap());
+    let told = std::thread::spawn(move || {
+        let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        lines.filter_map(|line| line.strip_prefix("durable ")?.parse().ok()).max().unwrap_or(0)
+    });
+    let said =
+        std::thread::spawn(move || BufReader::new(stderr).lines().map_while(Result::ok).collect::<Vec<_>>());
+    let began = Instant::now();
+    let mut ended = None;
+    while ended.is_none() {
+        assert!(began.elapsed() < Duration::from_secs(60), "the job hangs");
+        if after.is_some_and(|after| began.elapsed() >= after) {
+            // Its ranks are killed with it.
+            launcher.0.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+        ended = launcher.0.try_wait().unwrap();
+    }
+    let (durable, said) = (told.join().unwrap(), said.join().unwrap());
+    let killed =
+        said.iter().find_map(|line| line.strip_prefix("checkpoint: killed at: ")).map(str::to_string);
+    assert!(!said.iter().any(|line| line.contains("panicked")), "{said:#?}");
+    Went { durable, killed, code: ended.unwrap().code() }
+}
+
+/// Whatever is complete is whole and of its own step. Returns the newest.
+fn check(dir: &Path, what: &str) -> u64 {
+    if !dir.exists() {
+        return 0;
+    }
+    let checkpoints = Checkpoints::open(dir, Options::default()).unwrap();
+    let layout = pattern::layout(SIZE << 10);
+    let mut newest = 0;
+    for listed in checkpoints.list().unwrap().iter().filter(|listed| listed.incomplete.is_none()) {
+        newest = listed.step;
+        assert!(checkpoints.verify(listed.step).unwrap().is_empty(), "{what}: step {}", listed.step);
+        let checkpoint = checkpoints.checkpoint(listed.step).unwrap();
+        // As another number of trainers would.
+        for part in (0..3).flat_map(|shard| layout.shard(shard, 3)) {
+            let (mut got, mut expected) = (vec![0; layout.size(&part)], vec![0; layout.size(&part)]);
+            checkpoint.load([(part.clone(), Target::Bytes(&mut got))]).unwrap();
+            pattern::fill(&layout, &part, listed.step, &mut expected);
+            assert!(got == expected, "{what}: step {} holds other bytes in {part:?}", listed.step);
+        }
+    }
+    let latest = checkpoints.latest().unwrap().map_or(0, |latest| latest.step());
+    assert_eq!(latest, newest, "{what}");
+    newest
+}
+
+fn saves() -> u64 {
+    if std::env::var_os("TRANSOM_LONG").is_some() { 12 } else { 3 }
+}
+
+/// Kills one rank at each of its points in turn.
+fn walk(rank: u32, options: &[&str]) {
+    let saves = saves();
+    let mut points = 0;
+    loop {
+        let dir = Directory::new();
+        let went = job(&dir.0, saves, options, Some((rank, points + 1)), None);
+        let newest = check(&dir.0, went.killed.as_deref().unwrap_or("nothing was killed"));
+        let Some(killed) = went.killed else {
+            assert_eq!((went.code, newest), (Some(0), saves), "nobody was killed");
+            break;
+        };
+        points += 1;
+        assert!(newest >= went.durable, "{killed}: {} was durable, {newest} is there", went.durable);
+        if rank == 2 {
+            // The standby has taken over: all that the writer can take with it are saves that were on their way.
+            assert_eq!(went.code, Some(128 + 9), "{killed}: the others went on to the end");
+        }
+    }
+    assert!(points >= saves * 5, "only {points} points of rank {rank}");
+}
+
+#[test]
+fn a_writer_that_is_killed_at_any_point_leaves_old_checkpoints_or_new_ones() {
+    walk(2, &[]);
+}
+
+#[test]
+fn a_writer_that_links_what_has_not_changed_is_no_exception() {
+    walk(2, &["--incremental", "--keep", "1"]);
+}
+
+#[test]
+fn a_trainer_that_is_killed_at_any_point_leaves_old_checkpoints_or_new_ones() {
+    walk(0, &[]);
+    walk(1, &["--transport", "tcp:127.0.0.1:0"]);
+}
+
+#[test]
+fn one_of_two_writers_that_is_killed_at_any_point_leaves_old_checkpoints_or_new_ones() {
+    walk(3, &["--writers", "2"]);
+}
+
+#[test]
+fn a_job_that_is_killed_at_any_moment_leaves_old_checkpoints_or_new_ones() {
+    let began = Instant::now();
+    let whole = Directory::new();
+    assert_eq!(job(&whole.0, saves(), &[], None, None).code, Some(0));
+    let takes = began.elapsed();
+    let runs = if std::env::var_os("TRANSOM_LONG").is_some() { 500 } else { 25 };
+    for run in 0..runs {
+        let dir = Directory::new();
+        let after = takes * run / runs;
+        let went = job(&dir.0, saves(), &[], None, Some(after));
+        let newest = check(&dir.0, &format!("killed after {after:?}"));
+        assert!(newest >= went.durable, "{} was durable, {newest} is there", went.durable);
+    }
+}
