@@ -68,12 +68,12 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Prepares a state of about so many bytes, in memory, and a directory that is made and has to be empty.
+    /// Prepares a state of about so many bytes, in memory, and a directory inside of `dir`, which is removed again at the end.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::Memory`].
     pub fn new(context: &Context, dir: impl Into<PathBuf>, size: usize, queue_depth: usize) -> Result<Self> {
-        let dir = dir.into();
+        let dir = dir.into().join(format!("bench-{}", std::process::id()));
         let layout = layout(size);
         let plan = Plan::new(&layout, &layout.shard(0, 1), BLOCK)?;
         let memory = context.allocate(plan.blocks().count() * BLOCK, 0)?;
@@ -114,8 +114,7 @@ impl Bench {
             for ours in [turn % 2 == 0, turn % 2 == 1] {
                 if ours {
                     let took = self.save()?.0;
-                    std::fs::remove_dir_all(&self.dir).map_err(Error::io("remove", &self.dir))?;
-                    std::fs::create_dir(&self.dir).map_err(Error::io("make", &self.dir))?;
+                    self.clear()?;
                     beside.ours.push(self.size() as f64 / took.as_secs_f64());
                 } else {
                     beside.raw.push(self.size() as f64 / self.raw_write()?.as_secs_f64());
@@ -180,7 +179,9 @@ impl Bench {
         let (_, checkpoint) = self.save()?;
         let files: Vec<PathBuf> = checkpoint.files().map(|name| checkpoint.dir().join(name)).collect();
         let parts = self.layout.shard(0, 1);
-        let mut targets: Vec<Vec<u8>> = parts.iter().map(|part| vec![1; self.layout.size(part)]).collect();
+        let mut targets: Vec<Aligned> =
+            parts.iter().map(|part| Aligned::new(self.layout.size(part))).collect();
+        targets.iter_mut().for_each(|target| target.bytes_mut().fill(1));
         let reads = reads(&files)?;
         let mut beside = Beside::default();
         // Where it is to be warm, the first turn warms it.
@@ -201,14 +202,28 @@ impl Bench {
                 }
             }
         }
-        std::fs::remove_dir_all(&self.dir).map_err(Error::io("remove", &self.dir))?;
-        std::fs::create_dir(&self.dir).map_err(Error::io("make", &self.dir))?;
+        self.clear()?;
         Ok(beside)
+    }
+
+    fn clear(&self) -> Result<()> {
+        std::fs::remove_dir_all(&self.dir).map_err(Error::io("remove", &self.dir))?;
+        std::fs::create_dir(&self.dir).map_err(Error::io("make", &self.dir))
     }
 }
 
-fn load(from: &Checkpoint, parts: &[Part], targets: &mut [Vec<u8>]) -> Result<()> {
-    from.load(parts.iter().cloned().zip(targets.iter_mut().map(|target| target.as_mut_slice().into())))
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // What stays is told by its name.
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+fn load(from: &Checkpoint, parts: &[Part], targets: &mut [Aligned]) -> Result<()> {
+    from.load(parts.iter().zip(targets).map(|(part, target)| {
+        let size = from.layout().size(part);
+        (part.clone(), (&mut target.bytes_mut()[..size]).into())
+    }))
 }
 
 /// A piece of a file, and memory for it.

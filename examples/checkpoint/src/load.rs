@@ -112,6 +112,9 @@ struct Task<'a> {
 /// How much is read and digested at once: what stays in a nearby cache.
 const CHUNK: usize = 256 << 10;
 
+/// How much is read at once past the page cache: enough for the disk, and still in a cache when it is digested.
+const UNCACHED: usize = 1 << 20;
+
 /// Fills parts of a state from these files, with so many threads.
 pub(crate) fn load<'a>(
     layout: &Layout,
@@ -235,12 +238,12 @@ impl Stored<'_> {
         let mut digest = self.digests.map(|_| Hasher::new());
         // Where all of the block is read anyway, and memory does not have it, it comes straight from the disk.
         let all = digest.is_some() || pieces.iter().map(|(within, _)| within.len()).sum::<usize>() == size;
-        if all && let Some(got) = self.file.read_uncached(buffer, size, offset)? {
-            self.whole(block, got, size)?;
-            let bytes = &buffer.bytes()[..size];
-            digest.iter_mut().for_each(|digest| digest.update(bytes));
-            for (within, target) in &mut pieces {
-                target.write(0, &bytes[within.clone()])?;
+        if all && self.file.is_uncached(offset, size) {
+            for at in (0..size).step_by(UNCACHED) {
+                let chunk = at..size.min(at + UNCACHED);
+                let got = self.file.read_uncached(buffer, chunk.len(), offset + at as u64)?;
+                self.whole(block, got, chunk.len())?;
+                scatter(&mut pieces, chunk.clone(), &buffer.bytes()[..chunk.len()], &mut digest)?;
             }
             return self.compare(block, digest);
         }
@@ -264,14 +267,7 @@ impl Stored<'_> {
             let bytes = &mut buffer.bytes_mut()[..chunk.len()];
             let got = self.file.read(bytes, offset + at as u64)?;
             self.whole(block, got, bytes.len())?;
-            digest.iter_mut().for_each(|digest| digest.update(bytes));
-            for (within, target) in &mut pieces {
-                let common = within.start.max(chunk.start)..within.end.min(chunk.end);
-                if !common.is_empty() {
-                    let from = &bytes[common.start - chunk.start..common.end - chunk.start];
-                    target.write(common.start - within.start, from)?;
-                }
-            }
+            scatter(&mut pieces, chunk, bytes, &mut digest)?;
         }
         self.compare(block, digest)
     }
@@ -301,6 +297,26 @@ impl Stored<'_> {
             }
         }
     }
+}
+
+/// Digests a range of a block, and puts it where it belongs.
+fn scatter(
+    pieces: &mut [(Range<usize>, Target<'_>)],
+    chunk: Range<usize>,
+    bytes: &[u8],
+    digest: &mut Option<Hasher>,
+) -> Result<()> {
+    if let Some(digest) = digest {
+        digest.update(bytes);
+    }
+    for (within, target) in pieces {
+        let common = within.start.max(chunk.start)..within.end.min(chunk.end);
+        if !common.is_empty() {
+            let from = &bytes[common.start - chunk.start..common.end - chunk.start];
+            target.write(common.start - within.start, from)?;
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Stored<'_> {

@@ -228,17 +228,14 @@ impl Named {
         Ok(done)
     }
 
-    /// As [`Named::read`] for a range at a multiple of [`ALIGN`], straight from the disk. `None` where memory has it, or the
-    /// range begins elsewhere.
-    pub(crate) fn read_uncached(
-        &self,
-        into: &mut Aligned,
-        size: usize,
-        offset: u64,
-    ) -> Result<Option<usize>> {
-        if !offset.is_multiple_of(ALIGN as u64) || self.file.is_cached(offset, size) {
-            return Ok(None);
-        }
+    /// Whether a range is to be read by [`Named::read_uncached`]: it begins at a multiple of [`ALIGN`], and memory does not
+    /// have it.
+    pub(crate) fn is_uncached(&self, offset: u64, size: usize) -> bool {
+        offset.is_multiple_of(ALIGN as u64) && !self.file.is_cached(offset, size)
+    }
+
+    /// As [`Named::read`], straight from the disk.
+    pub(crate) fn read_uncached(&self, into: &mut Aligned, size: usize, offset: u64) -> Result<usize> {
         into.grow(size);
         let whole = size.next_multiple_of(ALIGN);
         let mut done = 0;
@@ -255,7 +252,7 @@ impl Named {
         if done < size {
             done += self.read(&mut into.bytes_mut()[done..size], offset + done as u64)?;
         }
-        Ok(Some(done.min(size)))
+        Ok(done.min(size))
     }
 
     /// As [`Named::read`], into registered memory.
