@@ -165,7 +165,7 @@ async fn agree<T>(
     mine: Result<(T, Vec<u8>)>,
 ) -> Result<(T, Vec<Vec<u8>>)> {
     // A peer that gave up has taken its region with it, and one that died is missed by all: the reason is to be told.
-    let follows = matches!(mine, Err(Error::Stale { .. } | Error::Failed(_)));
+    let follows = matches!(mine, Err(Error::Stale { .. } | Error::Failed(_) | Error::Unreachable { .. }));
     let said = match &mine {
         Ok((_, said)) => [&[HAS], &said[..]].concat(),
         Err(error) => [&[if follows { FOLLOWS } else { CANNOT }], error.to_string().as_bytes()].concat(),
@@ -178,7 +178,11 @@ async fn agree<T>(
     let mut all = team.all_say(BUILD, store, until).await?;
     let said = |reason| all.iter().position(|said| said.first() == Some(&reason));
     if let Some(rank) = said(CANNOT).or_else(|| said(FOLLOWS)) {
-        if let Some(failed) = team.lost_error(BUILD) {
+        let failed = match all[rank].first() {
+            Some(&FOLLOWS) => team.soon_lost_error(BUILD, until).await,
+            _ => team.lost_error(BUILD),
+        };
+        if let Some(failed) = failed {
             return Err(failed);
         }
         if rank == team.rank() as usize {
