@@ -22,6 +22,8 @@ const ROUNDS: u32 = MOST_RANKS.ilog2();
 const CONTROL_SIZE: usize = 4096;
 /// How long an error waits for the launcher to say how a rank ended.
 const VERDICT: Duration = Duration::from_millis(50);
+/// How long a rank that hears of another's trouble waits to see a death that explains it.
+const TROUBLE: Duration = Duration::from_millis(500);
 /// How much later than its deadline a call that meets in the store ends at the latest: the store says what is missing
 /// before that, unless it does not answer at all.
 const LATEST: Duration = Duration::from_millis(500);
@@ -585,22 +587,53 @@ impl Team {
         until: Instant,
     ) -> Result<Vec<Vec<u8>>> {
         let keys: Vec<String> = (0..self.size()).map(|rank| rank.to_string()).collect();
-        let mut said = std::pin::pin!(store.get_many_async(&keys, self.left(until)));
-        let mut lost = std::pin::pin!(self.one_is_lost(operation, store, until));
-        std::future::poll_fn(|cx| {
-            if let Poll::Ready(said) = said.as_mut().poll(cx) {
-                return Poll::Ready(
-                    said.map_err(|e| missing_ranks(operation, self.timeout(), e, self.size())),
-                );
-            }
-            lost.as_mut().poll(cx).map(Err)
+        let said = async {
+            let said = store.get_many_async(&keys, self.left(until)).await;
+            said.map_err(|e| missing_ranks(operation, self.timeout(), e, self.size()))
+        };
+        self.unless_lost(operation, store, |rank| Some(rank.to_string()), until, said).await
+    }
+
+    /// Awaits what ranks say in the store, each under its key. Ends at once when one of them is lost before it has.
+    async fn unless_lost<T>(
+        &self,
+        operation: &'static str,
+        store: &Store,
+        key: impl Fn(Rank) -> Option<String>,
+        until: Instant,
+        said: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let mut said = std::pin::pin!(said);
+        let mut lost = std::pin::pin!(self.one_is_lost(operation, store, key, until));
+        std::future::poll_fn(|cx| match said.as_mut().poll(cx) {
+            Poll::Ready(said) => Poll::Ready(said),
+            Poll::Pending => lost.as_mut().poll(cx).map(Err),
         })
         .await
     }
 
+    /// That a rank has died, as [`lost_error`](Self::lost_error), when it is seen soon: somebody else had trouble with it.
+    pub(crate) async fn soon_lost_error(&self, operation: &'static str, until: Instant) -> Option<Error> {
+        let inner = Arc::downgrade(&self.0);
+        let lost: Producers = Arc::new(move || {
+            let team = Self(inner.upgrade()?);
+            team.lost(|_, failure| failure.cause != Cause::Left).map(|(_, failure)| failure)
+        });
+        let signals = self.0.signals.clone().with_producers(lost);
+        let _ = signals.wait_any_async(&[(0, u64::MAX)], self.left(until).min(TROUBLE)).await;
+        self.lost_error(operation)
+    }
+
     /// Waits until a rank is lost that has not said anything in the store, for as long as it takes.
-    async fn one_is_lost(&self, operation: &'static str, store: &Store, until: Instant) -> Error {
-        let mut has_spoken = Vec::new();
+    async fn one_is_lost(
+        &self,
+        operation: &'static str,
+        store: &Store,
+        key: impl Fn(Rank) -> Option<String>,
+        until: Instant,
+    ) -> Error {
+        // Nor is anything expected of a rank without a key.
+        let mut has_spoken: Vec<Rank> = (0..self.size()).filter(|rank| key(*rank).is_none()).collect();
         loop {
             let (inner, spoken) = (Arc::downgrade(&self.0), has_spoken.clone());
             let lost: Producers = Arc::new(move || {
@@ -612,7 +645,9 @@ impl Team {
             let Some((rank, failure)) = self.lost(|rank, _| !has_spoken.contains(&rank)) else {
                 return std::future::pending().await;
             };
-            if let Ok(None) = store.try_get_async(&rank.to_string()).await {
+            if let Some(key) = key(rank)
+                && let Ok(None) = store.try_get_async(&key).await
+            {
                 return self.tell(rank, Error::failed(operation, Outcome::NotApplied, failure));
             }
             has_spoken.push(rank);
@@ -788,7 +823,10 @@ impl Team {
             epoch: self.epoch(),
             timeout: self.timeout(),
         };
-        meet.meet_until(until).await.map(Some)
+        let place = |rank| members.iter().position(|(_, member)| *member == rank);
+        let key = |rank| place(rank).map(|place| format!("rank/{place}"));
+        let there = meet.store.clone();
+        self.unless_lost(OPERATION, &there, key, until, meet.meet_until(until)).await.map(Some)
     }
 
     /// Which way each rank is reached by the team's own signals, as far as it was needed.
