@@ -39,5 +39,5 @@ pub use model::Model;
 pub use plan::{BLOCK, Block, Piece, Plan};
 pub use safetensors::Dtype;
 pub use save::Save;
-pub use staging::{Event, Inbox, Note, Role, Roles, Saver, Staged, Staging};
+pub use staging::{Event, Inbox, Note, Role, Roles, Saver, Staged, Staging, Told};
 pub use writer::{Report, Writer};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::staging::{Event, Inbox, Note, Staging};
+use crate::staging::{Event, Inbox, Note, Staging, Told};
 use crate::{Checkpoints, Committed, Error, Layout, Result, Save, Written};
 
 /// How often a wait looks whether it is still worth waiting for.
@@ -223,19 +223,24 @@ impl<'a> Drain<'a> {
         match self.writer.checkpoints.begin(step, &self.writer.id, self.inbox.plan().clone()) {
             Ok(save) => self.save = Some(Open { step, note, since: Instant::now(), save }),
             // The writer before this one had come so far, and not to telling everybody.
-            Err(Error::Exists { .. }) => drop(self.writer.staging.tell_durable(trainer, step)),
+            Err(Error::Exists { .. }) => drop(self.writer.staging.tell(trainer, Told::Durable, step)),
             Err(error) => self.abandon(step, error),
         }
     }
 
-    /// There will be no checkpoint of a step: told once, with the first reason.
+    /// There will be no checkpoint of a step: reported once, with the first reason. Trainers are told, and who leads.
     fn abandon(&self, step: u64, error: Error) {
-        if self.writer.abandoned.lock().replace(step) == Some(step) {
-            return;
+        let first = self.writer.abandoned.lock().replace(step) != Some(step);
+        if first {
+            (self.report)(Report::Abandoned { step, error });
+            // What cannot be removed now, the next save removes.
+            let _ = self.writer.checkpoints.abandon(step);
         }
-        (self.report)(Report::Abandoned { step, error });
-        // What cannot be removed now, the next save removes.
-        let _ = self.writer.checkpoints.abandon(step);
+        // A store that cannot be reached, or a trainer: then it is waited for in vain, and not longer than that.
+        let _ = self.writer.deposit(self.inbox.trainer(), step, None);
+        for trainer in 0..self.writer.staging.roles().trainers {
+            let _ = self.writer.staging.tell(trainer, Told::Abandoned, step);
+        }
     }
 
     /// Takes in what the disk has done; waits for at least one block, if it is told to.
@@ -270,7 +275,7 @@ impl<'a> Drain<'a> {
         let trainer = self.inbox.trainer();
         let finished = save.finish().and_then(|written| {
             (self.report)(Report::Written { trainer, step });
-            self.writer.deposit(trainer, step, written)?;
+            self.writer.deposit(trainer, step, Some(written))?;
             if trainer != 0 {
                 return Ok(());
             }
@@ -278,7 +283,7 @@ impl<'a> Drain<'a> {
             let committed = self.writer.checkpoints.commit(self.writer.layout, &note, written)?;
             for trainer in 0..self.writer.staging.roles().trainers {
                 // Who has failed meanwhile need not know.
-                let _ = self.writer.staging.tell_durable(trainer, step);
+                let _ = self.writer.staging.tell(trainer, Told::Durable, step);
             }
             (self.report)(Report::Committed { step, committed, took: since.elapsed() });
             Ok(())
@@ -301,8 +306,8 @@ struct Deposit {
     /// The step whose save began last.
     begun: u64,
     ended: bool,
-    /// By step. Trainers may be some steps apart.
-    written: BTreeMap<u64, Written>,
+    /// By step; `None` where the shard has failed. Trainers may be some steps apart.
+    written: BTreeMap<u64, Option<Written>>,
 }
 
 impl Deposits {
@@ -321,8 +326,9 @@ impl Deposits {
 }
 
 impl Writer<'_> {
-    /// Keeps word of a shard of a step that is on disk, and leaves it in the store where another writer may lead.
-    fn deposit(&self, trainer: u32, step: u64, written: Written) -> Result<()> {
+    /// Keeps word of a shard of a step, that it is on disk or has failed, and leaves it in the store where another writer may
+    /// lead.
+    fn deposit(&self, trainer: u32, step: u64, written: Option<Written>) -> Result<()> {
         let shared = self.staging.roles().writers > 1 && trainer != 0;
         if shared {
             let word = serde_json::to_vec(&written).map_err(|e| Error::Protocol(e.to_string()))?;
@@ -358,7 +364,7 @@ impl Writer<'_> {
                 let mut of = self.deposits.of.lock();
                 let deposit = of.entry(trainer).or_default();
                 if let Some(written) = deposit.written.get(&step) {
-                    return Ok(written.clone());
+                    return written.clone().ok_or(Error::TrainerLost { trainer, step });
                 }
                 let lost = deposit.begun > step || deposit.ended || team.failure(trainer).is_some();
                 if !lost && self.staging.roles().writers == 1 && !left.is_zero() {
@@ -370,7 +376,9 @@ impl Writer<'_> {
             if self.staging.roles().writers > 1 {
                 match team.store().get(&key(trainer, step), GLANCE.min(left)) {
                     Ok(word) => {
-                        return serde_json::from_slice(&word).map_err(|e| Error::Protocol(e.to_string()));
+                        let written: Option<Written> =
+                            serde_json::from_slice(&word).map_err(|e| Error::Protocol(e.to_string()))?;
+                        return written.ok_or(Error::TrainerLost { trainer, step });
                     }
                     Err(transom::Error::Expired { .. }) => {}
                     Err(error) => return Err(error.into()),
