@@ -29,8 +29,7 @@ pub(crate) fn run(options: &Bench) -> Result<ExitCode, Failed> {
         return rank(options).map(|()| ExitCode::SUCCESS);
     }
     let directory = Directory::make(&options.keeping)?;
-    let mut disk =
-        bench::Bench::new(&context()?, directory.path().join("bench"), (options.size << 20) as usize, 8)?;
+    let mut disk = bench::Bench::new(&context()?, directory.path(), (options.size << 20) as usize, 8)?;
     let turns = options.repeat as usize;
     let mut out = format!("a state of {:.0} MB\n", disk.size() as f64 / 1e6);
     row(&mut out, "save, durable", &disk.durable(turns)?, "the disk's own limit");
@@ -53,13 +52,7 @@ fn context() -> Result<Context, Failed> {
 
 /// What the disk of a directory takes at most, in bytes per second, as often as it is asked.
 pub(crate) fn limit(directory: &Path, size: usize, turns: usize) -> Result<Vec<f64>, Failed> {
-    let at = directory.join("limit");
-    let limit = bench::Bench::new(&context()?, &at, size, 8)?.limit(turns);
-    // Whatever came of it.
-    let removed = std::fs::remove_dir_all(&at);
-    let limit = limit?;
-    removed.map_err(|e| Failed(format!("remove {}: {e}", at.display())))?;
-    Ok(limit)
+    Ok(bench::Bench::new(&context()?, directory, size, 8)?.limit(turns)?)
 }
 
 /// What a rank saw.
