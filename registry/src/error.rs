@@ -410,7 +410,7 @@ impl Error {
         match &mut self {
             Self::Failed(failed) => failed.rank = Some(rank),
             Self::Expired { rank: r, .. } | Self::Refused { rank: r, .. } => *r = Some(rank),
-            Self::FirstOf { first, .. } => *first = Box::new((**first).clone().at_rank(rank)),
+            Self::FirstOf { first, .. } => **first = (**first).clone().at_rank(rank),
             Self::Unreachable { peer, .. } => *peer = format!("rank {rank} ({peer})"),
             _ => {}
         }
