@@ -71,7 +71,7 @@ impl Bench {
     /// Prepares a state of about so many bytes, in memory, and a directory inside of `dir`, which is removed again at the end.
     ///
     /// # Errors
-    /// [`Error::Io`], [`Error::Memory`].
+    /// [`Error::Io`], [`Error::Window`].
     pub fn new(context: &Context, dir: impl Into<PathBuf>, size: usize, queue_depth: usize) -> Result<Self> {
         let dir = dir.into().join(format!("bench-{}", std::process::id()));
         let layout = layout(size);
