@@ -469,7 +469,7 @@ mod tests {
         let (read, _write) = rustix::pipe::pipe().unwrap();
         let error = region.all().write_at(&read, 0).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ESPIPE));
-        for error in [region.all().write_at(&file(), 1 << 63), region.all().read_at(&file(), u64::MAX)] {
+        for error in [region.all().write_at(file(), 1 << 63), region.all().read_at(file(), u64::MAX)] {
             assert_eq!(error.unwrap_err().kind(), io::ErrorKind::InvalidInput);
         }
     }

@@ -331,14 +331,11 @@ impl Checkpoints {
         Ok(false)
     }
 
-    /// Removes a step. Its manifest goes first, and durably: without it the rest is nothing.
+    /// Removes a step. Its manifest goes first: without it the rest is nothing, and with it files that are gone are missed.
     fn remove_step(&self, step: u64) -> Result<()> {
         let (disk, dir) = (&self.options.disk, self.step_dir(step));
         let names = disk.list(&dir).map_err(Error::io("list", &dir))?;
-        if names.iter().any(|name| name == manifest::NAME) {
-            remove_if_there(&**disk, &dir.join(manifest::NAME))?;
-            disk.sync_dir(&dir).map_err(Error::io("sync", &dir))?;
-        }
+        remove_if_there(&**disk, &dir.join(manifest::NAME))?;
         for name in names {
             remove_if_there(&**disk, &dir.join(name))?;
         }

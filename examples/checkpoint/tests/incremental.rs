@@ -68,11 +68,12 @@ fn other_shards_and_other_blocks_are_written_anew() {
     assert!(load(&to.checkpoint(2).unwrap(), 2).unwrap() == state);
     // A file of all rows of a tensor may be the same one.
     assert!(committed.linked < committed.size / 2);
+    save(&to, (3, "a"), &layout, &state, 1).unwrap();
     let shard = layout.shard(0, 1);
-    let written = write(&to, (3, "a"), &layout, &state, &shard, 4096).unwrap();
+    let written = write(&to, (4, "a"), &layout, &state, &shard, 4096).unwrap();
     assert_eq!(written.linked(), 0, "digests of other blocks say nothing");
-    to.commit(&layout, &user(3), vec![written]).unwrap();
-    assert!(load(&to.checkpoint(3).unwrap(), 1).unwrap() == state);
+    to.commit(&layout, &user(4), vec![written]).unwrap();
+    assert!(load(&to.checkpoint(4).unwrap(), 1).unwrap() == state);
 }
 
 #[test]
