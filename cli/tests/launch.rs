@@ -76,9 +76,13 @@ fn a_rank() {
             window.close().unwrap();
         }
         "die" => {
+            // Who dies while others stand in the last barrier of the allocation fails that.
             if team.rank() == 1 {
+                window.signal(8).unwrap().wait_at_least(u64::from(team.size()) - 1, SOON).unwrap();
                 kill_process(rustix::process::getpid(), Signal::KILL).unwrap();
             }
+            window.send_signal(1, 8, 1).unwrap();
+            window.flush(1).unwrap();
             let error = window.signals_from(&[1]).unwrap().wait_any(&[(9, 1)], SOON).unwrap_err();
             say(format!("{}: {error}", team.rank()));
             let error = window.put(1, 0, &[1]).and_then(|()| window.flush(1)).unwrap_err();

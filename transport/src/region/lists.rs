@@ -11,7 +11,8 @@ const DIRECT: u64 = 64 << 10;
 type Begin<'a> = dyn FnMut(&Arc<Flight>, Option<Instant>) -> Result<()> + 'a;
 
 impl PeerRegion {
-    /// Writes bytes of `from` to the parts of a list: consecutive ones, or those at its places. Returns when `from` may be reused.
+    /// Writes bytes of `from` to the parts of a list: consecutive ones, or those at its places. Returns when `from` may be
+    /// reused.
     ///
     /// # Errors
     /// As for [`PeerRegion::put`]; [`Error::Invalid`] when `from` has not the size of the list, or its places are

@@ -4,7 +4,7 @@ use super::*;
 
 impl PeerRegion {
     /// What is left of the deadline of a call that began then; of one that begins now, all.
-    fn left(&self, since: Option<Instant>) -> Duration {
+    pub(super) fn left(&self, since: Option<Instant>) -> Duration {
         since.map_or(self.timeout, |since| self.timeout.saturating_sub(since.elapsed()))
     }
 

@@ -90,7 +90,8 @@ impl PeerRegion {
                 && let Some(chunk) = chunks.next()
             {
                 let bounce = context.bounce(chunk.len())?;
-                let request = self.get_into(at, bounce.slice(0..chunk.len())?)?;
+                let rest = self.clone().with_timeout(self.left(since));
+                let request = rest.get_into(at, bounce.slice(0..chunk.len())?)?;
                 at += chunk.len() as u64;
                 flying.push_back((request, bounce, chunk));
                 continue;

@@ -134,9 +134,11 @@ pub(crate) unsafe fn stream(to: *mut u8, from: *const u8, size: usize) {
         }
         done += 128;
     }
-    // SAFETY: `done <= size`.
-    unsafe { std::ptr::copy_nonoverlapping(from.add(done), to.add(done), size - done) };
-    _mm_sfence();
+    // SAFETY: `done <= size`; a fence has no preconditions, and is unsafe to older compilers.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.add(done), to.add(done), size - done);
+        _mm_sfence();
+    }
 }
 
 /// A segment of a list.
