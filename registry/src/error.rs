@@ -243,12 +243,14 @@ pub enum Error {
         current: u64,
     },
     /// The target rejected the operation: nothing was written.
-    #[error("{}refused by the target: {why}", at_rank(*rank))]
+    #[error("{}refused by the target{}: {why}", at_rank(*rank), first_of(*count))]
     Refused {
         /// The rank that refused, where there is a team.
         rank: Option<u32>,
         /// Its reason.
         why: Box<Error>,
+        /// How many operations without a request failed there since the last report, this one included.
+        count: u64,
     },
     /// A deadline passed. The operation may still end: a request can be awaited again.
     #[error("{operation}{}: no answer after {} ms{}", on_rank(*rank), after.as_millis(), detail_of(detail))]
@@ -347,6 +349,14 @@ pub enum Error {
         /// Its size in bytes.
         size: u64,
     },
+    /// The first of several operations without a request that ended in errors since the last report.
+    #[error("{first}{}", first_of(*count))]
+    FirstOf {
+        /// Its error, which is neither [`Error::Failed`] nor [`Error::Refused`]: those count by themselves.
+        first: Box<Error>,
+        /// How many there were, this one included.
+        count: u64,
+    },
     /// The operating system refused.
     #[error("cannot {action}: {}", std::io::Error::from_raw_os_error(*errno))]
     Io {
@@ -376,12 +386,31 @@ impl Error {
         Self::Failed(Box::new(Failed { operation, rank: None, outcome, failure, count: 1 }))
     }
 
+    /// An operation that the target rejected for this reason.
+    #[must_use]
+    pub fn refused(why: Self) -> Self {
+        Self::Refused { rank: None, why: Box::new(why), count: 1 }
+    }
+
+    /// The same error, as the first of so many operations that failed without a request.
+    #[must_use]
+    pub fn first_of(mut self, operations: u64) -> Self {
+        match &mut self {
+            Self::Failed(failed) => failed.count = operations,
+            Self::Refused { count, .. } => *count = operations,
+            _ if operations > 1 => return Self::FirstOf { first: Box::new(self), count: operations },
+            _ => {}
+        }
+        self
+    }
+
     /// The same error, told of this rank.
     #[must_use]
     pub fn at_rank(mut self, rank: u32) -> Self {
         match &mut self {
             Self::Failed(failed) => failed.rank = Some(rank),
             Self::Expired { rank: r, .. } | Self::Refused { rank: r, .. } => *r = Some(rank),
+            Self::FirstOf { first, .. } => **first = (**first).clone().at_rank(rank),
             Self::Unreachable { peer, .. } => *peer = format!("rank {rank} ({peer})"),
             _ => {}
         }
@@ -396,6 +425,7 @@ impl Error {
             Self::Expired { outcome, .. } => *outcome,
             Self::Refused { .. } => Some(Outcome::Refused),
             Self::Torn { .. } => Some(Outcome::InDoubt),
+            Self::FirstOf { first, .. } => first.outcome(),
             _ => Some(Outcome::NotApplied),
         }
     }
@@ -405,6 +435,7 @@ impl Error {
     pub fn root(&self) -> Option<&Arc<Failure>> {
         match self {
             Self::Failed(failed) => Some(&failed.failure),
+            Self::FirstOf { first, .. } => first.root(),
             _ => None,
         }
     }
@@ -422,10 +453,13 @@ fn detail_of(detail: &str) -> String {
     if detail.is_empty() { String::new() } else { format!(" ({detail})") }
 }
 
+fn first_of(count: u64) -> String {
+    if count > 1 { format!(", the first of {count} operations") } else { String::new() }
+}
+
 fn describe(failed: &Failed) -> String {
     let rank = at_rank(failed.rank);
-    let more =
-        if failed.count > 1 { format!(", the first of {} operations", failed.count) } else { String::new() };
+    let more = first_of(failed.count);
     format!("{rank}{} {}{more}: {}", failed.operation, failed.outcome, failed.failure)
 }
 

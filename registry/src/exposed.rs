@@ -507,7 +507,7 @@ impl Exposed {
         offset: u64,
         from: *const u8,
         size: usize,
-        by: Locker,
+        mut by: Locker,
     ) -> Result<()> {
         self.check_accumulate(dtype, offset, size)?;
         let header = self.header()?;
@@ -519,7 +519,7 @@ impl Exposed {
             let index = at / stripe;
             let end = ((index + 1) * stripe).min(first + size);
             let lock = header.lock(index);
-            if self.lock(lock, by)? {
+            if self.lock(lock, &mut by)? {
                 torn.get_or_insert(index * stripe);
             }
             // SAFETY: `at - self.start` is inside the range (checked above), `at - first` inside `from`; the stripe's
@@ -563,21 +563,25 @@ impl Exposed {
     }
 
     #[inline]
-    fn lock(&self, lock: &AtomicU64, by: Locker) -> Result<bool> {
+    fn lock(&self, lock: &AtomicU64, by: &mut Locker) -> Result<bool> {
         let me = lock_owner(by.incarnation);
         match word::try_lock(lock, me) {
             Ok(torn) => Ok(torn),
-            Err(_) => Self::lock_slow(lock, me, by.patience),
+            Err(_) => Self::lock_slow(lock, me, &mut by.patience),
         }
     }
 
     #[cold]
-    fn lock_slow(lock: &AtomicU64, me: u64, patience: Duration) -> Result<bool> {
+    fn lock_slow(lock: &AtomicU64, me: u64, patience: &mut Duration) -> Result<bool> {
         let since = Instant::now();
         let mut round = 0_u32;
         loop {
             let holder = match word::try_lock(lock, me) {
-                Ok(torn) => return Ok(torn),
+                Ok(torn) => {
+                    // The next lock of the same accumulate has what is left.
+                    *patience = patience.saturating_sub(since.elapsed());
+                    return Ok(torn);
+                }
                 Err(holder) => holder,
             };
             round = round.saturating_add(1);
@@ -586,7 +590,7 @@ impl Exposed {
                 continue;
             }
             let after = since.elapsed();
-            if after > patience {
+            if after > *patience {
                 return Err(Error::Expired {
                     operation: "accumulate",
                     rank: None,
@@ -621,15 +625,23 @@ impl Exposed {
     /// Adds to a signal, after everything that this thread wrote before, and wakes who sleeps for it.
     ///
     /// # Errors
-    /// As for [`Exposed::signal`].
+    /// As for [`Exposed::signal`]; [`Error::Invalid`] when the counter would go past its largest value.
     #[inline]
     pub fn signal_add(&self, id: u32, add: u64) -> Result<()> {
-        let signal = self.signal(id)?;
-        if word::signal_add(signal, self.bell.asleep(), add) {
-            self.bell.ring();
+        match word::signal_add(self.signal(id)?, self.bell.asleep(), add) {
+            Some(true) => self.bell.ring(),
+            Some(false) => {}
+            None => return Err(signal_is_full(id, add)),
         }
         Ok(())
     }
+}
+
+/// That a signal's counter has no room for an add.
+#[cold]
+#[must_use]
+pub fn signal_is_full(id: u32, add: u64) -> Error {
+    Error::invalid("signal", format!("signal {id} would go past {}: adding {add} is refused", u64::MAX))
 }
 
 /// Where the accumulate locks of a range are, for those who take free ones without asking further.

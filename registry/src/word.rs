@@ -80,17 +80,22 @@ words!(AtomicU64, AtomicU32);
 #[cfg(transom_loom)]
 words!(loom::sync::atomic::AtomicU64, loom::sync::atomic::AtomicU32, loom::sync::atomic::fence);
 
-/// Adds to a signal. `true` when a sleeper asked to be woken: the caller rings its bell, once for all who saw the flag.
+/// Adds to a signal. `Some(true)` when a sleeper asked to be woken: the caller rings its bell, once for all who saw the flag.
+/// `None`: the counter has no room for it, and is as it was; meanwhile it could be seen lower, never higher.
 ///
 /// The add and the look at the flag are both sequentially consistent, as are [`arm`] and the look at the signal behind
 /// it: one of the two sides sees the other, so no wake-up is lost (a store-buffering litmus test; on x86 the locked add
 /// is the barrier and the look a plain load).
 #[inline(always)]
 #[must_use]
-pub fn signal_add<W: Word32>(signal: &impl Word64, asleep: &W, add: u64) -> bool {
-    signal.fetch_add(add, Ordering::SeqCst);
+pub fn signal_add<W: Word32>(signal: &impl Word64, asleep: &W, add: u64) -> Option<bool> {
+    let before = signal.fetch_add(add, Ordering::SeqCst);
     W::model_fence();
-    asleep.load(Ordering::SeqCst) != 0 && asleep.swap(0, Ordering::SeqCst) != 0
+    if before.checked_add(add).is_none() {
+        signal.fetch_add(add.wrapping_neg(), Ordering::SeqCst);
+        return None;
+    }
+    Some(asleep.load(Ordering::SeqCst) != 0 && asleep.swap(0, Ordering::SeqCst) != 0)
 }
 
 /// Says that somebody is about to sleep: after this, look at the signals once more, then sleep on the bell.
@@ -163,7 +168,7 @@ mod loom_tests {
                     (signal.clone(), asleep.clone(), payload.clone(), bell.clone());
                 thread::spawn(move || {
                     payload.store(7, Ordering::Relaxed);
-                    if signal_add(&*signal, &*asleep, 1) {
+                    if signal_add(&*signal, &*asleep, 1) == Some(true) {
                         bell.notify();
                     }
                 })
@@ -190,7 +195,7 @@ mod loom_tests {
                 .map(|_| {
                     let (signal, asleep, bell) = (signal.clone(), asleep.clone(), bell.clone());
                     thread::spawn(move || {
-                        if signal_add(&*signal, &*asleep, 1) {
+                        if signal_add(&*signal, &*asleep, 1) == Some(true) {
                             bell.notify();
                         }
                     })

@@ -275,7 +275,7 @@ impl Link {
         if result.is_err() && carried.silent {
             key.refusing.store(true, Ordering::Release);
         }
-        result.map_err(|why| Error::Refused { rank: None, why: Box::new(why) })
+        result.map_err(Error::refused)
     }
 
     fn apply(&self, carried: &Carried, operation: &'static str) -> Result<u64> {

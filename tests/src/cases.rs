@@ -71,6 +71,7 @@ macro_rules! cases_that_never_block {
                 a_wait_that_is_dropped_loses_no_count
                 a_hundred_waits_for_one_signal_all_end
                 adding_nothing_changes_nothing_and_large_adds_are_exact
+                an_add_that_would_wrap_is_refused_and_changes_nothing
                 a_thousand_signals_are_a_thousand_counters
                 a_signal_that_does_not_exist_is_refused_before_its_put;
             atomics by case:

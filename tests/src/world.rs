@@ -249,7 +249,7 @@ impl Target {
 #[must_use]
 pub fn reason(error: &Error) -> &Error {
     match error {
-        Error::Refused { why, .. } => reason(why),
+        Error::Refused { why: inner, .. } | Error::FirstOf { first: inner, .. } => reason(inner),
         other => other,
     }
 }

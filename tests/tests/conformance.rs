@@ -10,4 +10,5 @@ conformance!(tcp, Real::new("tcp"));
 conformance!(tcp_inline, Driverless::new("tcp", ProgressMode::Inline));
 conformance!(tcp_manual, Driverless::new("tcp", ProgressMode::Manual));
 conformance!(shm_manual, Driverless::new("shm", ProgressMode::Manual));
+conformance!(tcp_mac, Real::new("tcp:protect=mac"));
 conformance!(sim, Simulated::new(1), simulated);

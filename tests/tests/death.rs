@@ -26,6 +26,8 @@ on_every_transport! {
     a_stopped_rank_holds_no_call_past_its_deadline
     a_waiter_fails_with_its_last_producer_and_what_arrived_wins
     the_memory_of_a_dead_rank_is_read_or_not_touched
+    a_rank_that_dies_between_the_steps_of_a_split_is_told
+    a_death_that_another_rank_met_first_is_told_as_a_death
 }
 
 const SURVIVOR: usize = 0;
@@ -463,4 +465,78 @@ fn the_death_of_a_large_rank_is_told_before_its_memory_is_gone() {
     assert!(told < MOST, "told after {told:?}");
     job.ranks[1].wait(process::PATIENCE).unwrap();
     job.ranks[0].ends_well();
+}
+
+/// The victim takes part in the first step of a split by hand, and dies before the second.
+fn a_rank_that_dies_between_the_steps_of_a_split_is_told(test: &str, transport: &str) {
+    if let Some(mut me) = process::rank() {
+        let team = builder_of(&me).build().unwrap();
+        team.barrier().unwrap();
+        if me.rank() == VICTIM {
+            team.store().prefix("split/0").set("1", b"0 1").unwrap();
+            me.say("half way");
+            let _ = me.hear();
+            unreachable!("it is killed");
+        }
+        me.say("ready");
+        assert_eq!(me.hear(), "split");
+        let since = Instant::now();
+        let error = team.split(Some(0), me.rank()).unwrap_err();
+        assert!(error.root().is_some() && error.to_string().contains("rank 1"), "{error}");
+        assert!(since.elapsed() < team.timeout() / 2, "it is told before the deadline: {error}");
+        me.say("told");
+        let _ = me.hear();
+        return;
+    }
+    let mut job = Processes::start(test, transport, 3);
+    for rank in 0..3 {
+        assert_eq!(job.ranks[rank].hear(), if rank == VICTIM as usize { "half way" } else { "ready" });
+    }
+    for rank in [SURVIVOR, THIRD] {
+        job.ranks[rank].say("split");
+    }
+    job.ranks[VICTIM as usize].kill();
+    for rank in [SURVIVOR, THIRD] {
+        assert_eq!(job.ranks[rank].hear(), "told");
+    }
+    for rank in [SURVIVOR, THIRD] {
+        job.ranks[rank].say("leave");
+        job.ranks[rank].ends_well();
+    }
+}
+
+/// A rank says that it cannot reach the victim before anybody else has seen that death.
+fn a_death_that_another_rank_met_first_is_told_as_a_death(test: &str, transport: &str) {
+    if let Some(mut me) = process::rank() {
+        let team = builder_of(&me).build().unwrap();
+        team.barrier().unwrap();
+        if me.rank() as usize != SURVIVOR {
+            // What ranks write at the first step of the team's first window: what it has, or of whose trouble it tells.
+            let said: &[u8] = if me.rank() == VICTIM { b"\x01" } else { b"\x02no transport reaches rank 1" };
+            team.store().prefix("window/0").set(&me.rank().to_string(), said).unwrap();
+            me.say("ready");
+            let _ = me.hear();
+            return;
+        }
+        me.say("ready");
+        assert_eq!(me.hear(), "build");
+        me.say("building");
+        let error = Window::allocate(&team, 4096).unwrap_err();
+        assert!(error.root().is_some() && error.to_string().contains("rank 1"), "{error}");
+        me.say("told");
+        let _ = me.hear();
+        return;
+    }
+    let mut job = Processes::start(test, transport, 3);
+    assert_eq!(job.ranks.hear(), ["ready"; 3]);
+    job.ranks[SURVIVOR].say("build");
+    assert_eq!(job.ranks[SURVIVOR].hear(), "building");
+    // By then it has read what the third says. Were it slower, it would find the death known, which proves less.
+    std::thread::sleep(Duration::from_millis(150));
+    job.ranks[VICTIM as usize].kill();
+    assert_eq!(job.ranks[SURVIVOR].hear(), "told");
+    for rank in [SURVIVOR, THIRD] {
+        job.ranks[rank].say("leave");
+        job.ranks[rank].ends_well();
+    }
 }

@@ -13,7 +13,7 @@ use transom_tests::ranks;
 use transom_transport::backend::{Caps, Endpoint, Host, Pending, Transport};
 use transom_transport::token::Completion;
 use transom_transport::{
-    Access, Cause, Context, Error, Foreign, Incarnation, MemoryRegion, PeerRegion, ProgressMode, Wait,
+    Access, Cause, Context, Error, Foreign, Incarnation, List, MemoryRegion, PeerRegion, ProgressMode, Wait,
 };
 
 const SOON: Duration = Duration::from_secs(10);
@@ -279,4 +279,55 @@ fn a_death_without_a_driver_is_seen_on_this_host() {
 #[test]
 fn a_death_without_a_driver_is_seen_over_tcp() {
     a_death_is_seen("a_death_without_a_driver_is_seen_over_tcp", "tcp");
+}
+
+#[test]
+fn a_call_of_many_pieces_has_one_deadline_while_bytes_move() {
+    let (owner, other) = (context_of("tcp", ProgressMode::Manual), context_of("tcp", ProgressMode::Thread));
+    let region = owner.allocate(64 << 20, 0).unwrap();
+    let mut remote = region.remote(Access::ALL).unwrap();
+    remote.addresses.retain(|address| address.starts_with("tcp"));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Slow, and never as slow as a deadline.
+            while !done.load(Ordering::SeqCst) {
+                owner.poll();
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let opened = other.connect(&remote).unwrap().open(&remote).unwrap();
+        let opened = opened.with_timeout(Duration::from_millis(150));
+        let mut bytes = vec![1; 64 << 20];
+        let list = List::new((0..16).map(|i| (i << 22, 1 << 22))).unwrap();
+        let calls = [
+            opened.put(0, &bytes),
+            opened.put_list(&list, &bytes),
+            opened.get(0, &mut bytes),
+            opened.get_list(&list, &mut bytes),
+        ];
+        done.store(true, Ordering::SeqCst);
+        for (index, call) in calls.into_iter().enumerate() {
+            assert!(matches!(call, Err(Error::Expired { outcome: Some(_), .. })), "call {index}: {call:?}");
+        }
+    });
+}
+
+#[test]
+fn a_dead_first_address_costs_a_moment_and_no_share_of_the_deadline() {
+    let (owner, other) = (context_of("tcp", ProgressMode::Thread), context_of("tcp", ProgressMode::Thread));
+    let region = owner.allocate(SIZE, 0).unwrap();
+    let mut remote = region.remote(Access::ALL).unwrap();
+    remote.addresses.retain(|address| address.starts_with("tcp"));
+    // They take connections, by the kernel's hand, and never say a word.
+    let silent: Vec<_> = (0..2).map(|_| std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap()).collect();
+    for listener in &silent {
+        remote.addresses.insert(0, format!("tcp:{}", listener.local_addr().unwrap()));
+    }
+    let since = Instant::now();
+    let opened = other.connect(&remote).unwrap().open(&remote).unwrap();
+    // A third of the deadline for each address was more than three seconds.
+    assert!(since.elapsed() < SOON / 4, "{:?}", since.elapsed());
+    opened.put(0, &[1]).unwrap();
+    opened.flush().unwrap();
 }

@@ -53,13 +53,7 @@ impl Late {
         let mut first = self.first.lock();
         let (error, count) = first.take()?;
         self.failed.store(false, Ordering::Release);
-        Some(match error {
-            Error::Failed(mut failed) => {
-                failed.count = count;
-                Error::Failed(failed)
-            }
-            other => other,
-        })
+        Some(error.first_of(count))
     }
 }
 
@@ -85,6 +79,25 @@ mod tests {
         assert!(told.to_string().contains("put in doubt, the first of 3 operations"), "{told}");
         assert!(late.take().is_none());
         late.check("get").unwrap();
+    }
+
+    #[test]
+    fn a_first_failure_of_any_cause_keeps_the_count() {
+        let torn = || Error::Torn { operation: "accumulate", offset: 0, size: 4096 };
+        for (first, alone) in [
+            (Error::refused(Error::invalid("put", "bad")), "refused by the target: put: bad"),
+            (torn(), "being accumulated"),
+        ] {
+            let late = Late::default();
+            late.record(first.clone());
+            assert!(late.take().unwrap().to_string().contains(alone));
+            for _ in 0..3 {
+                late.record(first.clone());
+            }
+            let told = late.take().unwrap();
+            assert!(told.to_string().contains("the first of 3 operations"), "{told}");
+            assert_eq!(first.outcome(), told.outcome());
+        }
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! A connection to one process, over whichever transports reach it.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock, Weak};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -246,7 +249,13 @@ fn is_final(error: &Error) -> bool {
     matches!(error, Error::Stale { .. } | Error::Auth { .. })
 }
 
+/// How long an address is waited for before the next is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(250);
+
 /// Connects over one transport to the first of the peer's addresses on it that answers. `None`: it has none.
+///
+/// Each address has all of the time. The next one is begun when the one before it has failed, or says nothing for a while:
+/// a dead first address costs a moment and no share of the deadline.
 pub(crate) async fn connect(
     context: &Context,
     transport: &Arc<dyn Transport>,
@@ -254,31 +263,64 @@ pub(crate) async fn connect(
     incarnation: Option<Incarnation>,
     deadline: Instant,
 ) -> Result<Option<Arc<dyn Endpoint>>> {
-    let mut last = None;
-    let mut definite = None;
-    let mut any = false;
-    let own: Vec<&String> = addresses
-        .iter()
-        .filter(|a| a.split_once(':').is_some_and(|(name, _)| name == transport.name()))
-        .collect();
-    for (index, address) in own.iter().enumerate() {
-        any = true;
-        let now = context.clock().now();
-        // Addresses share what is left of the time, so that a dead first one leaves some to the next.
-        let left = deadline.saturating_duration_since(now) / u32::try_from(own.len() - index).unwrap_or(1);
-        let until = now + left;
-        let attempt = transport.connect(address, incarnation, until);
-        match context.clock().timeout(left, attempt).await {
-            Some(Ok(endpoint)) => return Ok(Some(endpoint)),
-            // Somebody else is there. The address may be one that several hosts have: the peer may be at the next.
-            Some(Err(error)) if is_final(&error) => definite = definite.or(Some(error)),
-            Some(Err(error)) => last = Some(error),
-            None => last = Some(expired(left, address)),
+    let is_own = |a: &&String| a.split_once(':').is_some_and(|(name, _)| name == transport.name());
+    let mut own = addresses.iter().filter(is_own);
+    let clock = context.clock();
+    let left = deadline.saturating_duration_since(clock.now());
+    let (mut attempts, mut silent) = (Vec::new(), String::new());
+    let (mut last, mut definite, mut pause) = (None, None, None);
+    let any = std::future::poll_fn(|cx| {
+        loop {
+            let waited = pause.as_mut().is_none_or(|pause: &mut Pin<Box<dyn Future<Output = ()> + Send>>| {
+                pause.as_mut().poll(cx).is_ready()
+            });
+            let mut begun = false;
+            if (attempts.is_empty() || waited)
+                && let Some(address) = own.next()
+            {
+                attempts.push((address, transport.connect(address, incarnation, deadline)));
+                let time = clock.sleep(HEAD_START);
+                pause = Some(time);
+                begun = true;
+            }
+            let mut found = None;
+            let before = attempts.len();
+            attempts.retain_mut(|(_, attempt)| match attempt.as_mut().poll(cx) {
+                Poll::Ready(Ok(endpoint)) => {
+                    found.get_or_insert(endpoint);
+                    false
+                }
+                Poll::Ready(Err(error)) => {
+                    // Somebody else is there. The address may be one that several hosts have: the peer may be at another.
+                    let kept = if is_final(&error) { &mut definite } else { &mut last };
+                    kept.get_or_insert(error);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            if found.is_some() {
+                return Poll::Ready(found);
+            }
+            let failed = attempts.len() < before;
+            if failed {
+                pause = None;
+            }
+            if attempts.is_empty() && !begun && !failed {
+                return Poll::Ready(None);
+            }
+            if !begun && !failed {
+                silent = attempts.iter().map(|(address, _)| address.as_str()).collect::<Vec<_>>().join(", ");
+                return Poll::Pending;
+            }
         }
+    });
+    match clock.timeout(left, any).await {
+        Some(Some(endpoint)) => return Ok(Some(endpoint)),
+        Some(None) => {}
+        None => last = last.or_else(|| Some(expired(left, &silent))),
     }
     match definite.or(last) {
         Some(error) => Err(error),
-        None if any => Err(expired(Duration::ZERO, "")),
         None => Ok(None),
     }
 }

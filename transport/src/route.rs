@@ -300,7 +300,7 @@ impl<'a> Route<'a> {
         let signal = unsafe { AtomicU64::from_ptr(at.cast()) };
         // SAFETY: the flag lives in the owner's control page, kept mapped by the table through the bell.
         let asleep = unsafe { &*self.0.asleep.load(Ordering::Relaxed) };
-        Some(word::signal_add(signal, asleep, add))
+        word::signal_add(signal, asleep, add)
     }
 
     /// The 64-bit word at `offset`, a multiple of 8 inside the region, resolved. `None`: not mapped, or not aligned.

@@ -208,15 +208,15 @@ fn patience(timeout: Duration, size: u64) -> Duration {
 fn checksum(region: Option<&MemoryRegion>, mut done: impl FnMut(u64) -> Result<()>) -> Result<u32> {
     let Some(region) = region else { return Ok(0) };
     let mut piece = vec![0; CHECKED_AT_ONCE.min(region.size())];
-    let (mut crc, mut at) = (0, 0);
+    let (mut crc, mut at) = (crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi), 0);
     while at < region.size() {
         let now = piece.len().min(region.size() - at);
         region.read(at, &mut piece[..now])?;
-        crc = crc32c::crc32c_append(crc, &piece[..now]);
+        crc.update(&piece[..now]);
         at += now;
         done(at as u64)?;
     }
-    Ok(crc)
+    Ok(crc.finalize() as u32)
 }
 
 /// A bar on standard error, hidden unless that is a terminal.

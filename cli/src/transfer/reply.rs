@@ -78,9 +78,7 @@ impl Reply {
     pub(super) fn agreed(self) -> Result<Vec<u8>> {
         match self {
             Self::Yes(body) => Ok(body),
-            Self::No(why) => {
-                Err(Error::Refused { rank: None, why: Box::new(Error::invalid("receive", why)) })
-            }
+            Self::No(why) => Err(Error::refused(Error::invalid("receive", why))),
         }
     }
 }

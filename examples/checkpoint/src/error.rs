@@ -82,6 +82,12 @@ pub enum Error {
         /// The writers that failed during this save, and how.
         lost: Vec<(Rank, Arc<transom::Error>)>,
     },
+    /// There will be no checkpoint of a step: its writer has told why.
+    #[error("there will be no checkpoint of step {step}: its writer says why")]
+    Abandoned {
+        /// The step.
+        step: u64,
+    },
     /// The writer of a shard failed before the checkpoint of its step was durable.
     #[error(
         "the writer, rank {writer}, is lost before step {step} was durable (save it again: the next writer takes over)"

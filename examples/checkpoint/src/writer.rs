@@ -4,17 +4,20 @@
 //! written. The one that serves trainer 0 *leads*: once every trainer's shard of a step is on disk, it commits the
 //! checkpoint. Where other writers have some of the shards, they leave word of them in the team's store.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::staging::{Event, Inbox, Note, Staging};
+use crate::staging::{Event, Inbox, Note, Staging, Told};
 use crate::{Checkpoints, Committed, Error, Layout, Result, Save, Written};
 
 /// How often a wait looks whether it is still worth waiting for.
 const GLANCE: Duration = Duration::from_millis(100);
+
+/// How many steps word of a shard is kept.
+const KEPT: usize = 16;
 
 /// What happens to saves, as a writer sees it.
 #[derive(Debug)]
@@ -220,19 +223,24 @@ impl<'a> Drain<'a> {
         match self.writer.checkpoints.begin(step, &self.writer.id, self.inbox.plan().clone()) {
             Ok(save) => self.save = Some(Open { step, note, since: Instant::now(), save }),
             // The writer before this one had come so far, and not to telling everybody.
-            Err(Error::Exists { .. }) => drop(self.writer.staging.tell_durable(trainer, step)),
+            Err(Error::Exists { .. }) => drop(self.writer.staging.tell(trainer, Told::Durable, step)),
             Err(error) => self.abandon(step, error),
         }
     }
 
-    /// There will be no checkpoint of a step: told once, with the first reason.
+    /// There will be no checkpoint of a step: reported once, with the first reason. Trainers are told, and who leads.
     fn abandon(&self, step: u64, error: Error) {
-        if self.writer.abandoned.lock().replace(step) == Some(step) {
-            return;
+        let first = self.writer.abandoned.lock().replace(step) != Some(step);
+        if first {
+            (self.report)(Report::Abandoned { step, error });
+            // What cannot be removed now, the next save removes.
+            let _ = self.writer.checkpoints.abandon(step);
         }
-        (self.report)(Report::Abandoned { step, error });
-        // What cannot be removed now, the next save removes.
-        let _ = self.writer.checkpoints.abandon(step);
+        // A store that cannot be reached, or a trainer: then it is waited for in vain, and not longer than that.
+        let _ = self.writer.deposit(self.inbox.trainer(), step, None);
+        for trainer in 0..self.writer.staging.roles().trainers {
+            let _ = self.writer.staging.tell(trainer, Told::Abandoned, step);
+        }
     }
 
     /// Takes in what the disk has done; waits for at least one block, if it is told to.
@@ -267,7 +275,7 @@ impl<'a> Drain<'a> {
         let trainer = self.inbox.trainer();
         let finished = save.finish().and_then(|written| {
             (self.report)(Report::Written { trainer, step });
-            self.writer.deposit(trainer, step, written)?;
+            self.writer.deposit(trainer, step, Some(written))?;
             if trainer != 0 {
                 return Ok(());
             }
@@ -275,7 +283,7 @@ impl<'a> Drain<'a> {
             let committed = self.writer.checkpoints.commit(self.writer.layout, &note, written)?;
             for trainer in 0..self.writer.staging.roles().trainers {
                 // Who has failed meanwhile need not know.
-                let _ = self.writer.staging.tell_durable(trainer, step);
+                let _ = self.writer.staging.tell(trainer, Told::Durable, step);
             }
             (self.report)(Report::Committed { step, committed, took: since.elapsed() });
             Ok(())
@@ -289,7 +297,7 @@ impl<'a> Drain<'a> {
 /// The shards of this process that are on disk and wait to be committed.
 #[derive(Debug, Default)]
 struct Deposits {
-    of: Mutex<std::collections::HashMap<u32, Deposit>>,
+    of: Mutex<HashMap<u32, Deposit>>,
     changed: Condvar,
 }
 
@@ -298,7 +306,8 @@ struct Deposit {
     /// The step whose save began last.
     begun: u64,
     ended: bool,
-    written: Option<(u64, Written)>,
+    /// By step; `None` where the shard has failed. Trainers may be some steps apart.
+    written: BTreeMap<u64, Option<Written>>,
 }
 
 impl Deposits {
@@ -317,20 +326,28 @@ impl Deposits {
 }
 
 impl Writer<'_> {
-    /// Keeps word of a shard of a step that is on disk, and leaves it in the store where another writer may lead.
-    fn deposit(&self, trainer: u32, step: u64, written: Written) -> Result<()> {
-        let mut before = None;
-        if self.staging.roles().writers > 1 && trainer != 0 {
+    /// Keeps word of a shard of a step, that it is on disk or has failed, and leaves it in the store where another writer may
+    /// lead.
+    fn deposit(&self, trainer: u32, step: u64, written: Option<Written>) -> Result<()> {
+        let shared = self.staging.roles().writers > 1 && trainer != 0;
+        if shared {
             let word = serde_json::to_vec(&written).map_err(|e| Error::Protocol(e.to_string()))?;
             self.staging.team().store().set(&key(trainer, step), &word)?;
         }
-        self.deposits.change(trainer, |deposit| before = deposit.written.replace((step, written)));
-        if let Some((before, _)) = before
-            && self.staging.roles().writers > 1
-        {
-            self.staging.team().store().delete(&key(trainer, before))?;
+        let mut old = None;
+        self.deposits.change(trainer, |deposit| {
+            deposit.written.insert(step, written);
+            if deposit.written.len() > KEPT {
+                old = deposit.written.pop_first();
+            }
+        });
+        match old {
+            Some((old, _)) if shared => {
+                self.staging.team().store().delete(&key(trainer, old))?;
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Waits for the shards of all trainers of a step.
@@ -346,8 +363,8 @@ impl Writer<'_> {
             let lost = {
                 let mut of = self.deposits.of.lock();
                 let deposit = of.entry(trainer).or_default();
-                if let Some((_, written)) = deposit.written.as_ref().filter(|(of, _)| *of == step) {
-                    return Ok(written.clone());
+                if let Some(written) = deposit.written.get(&step) {
+                    return written.clone().ok_or(Error::TrainerLost { trainer, step });
                 }
                 let lost = deposit.begun > step || deposit.ended || team.failure(trainer).is_some();
                 if !lost && self.staging.roles().writers == 1 && !left.is_zero() {
@@ -359,7 +376,9 @@ impl Writer<'_> {
             if self.staging.roles().writers > 1 {
                 match team.store().get(&key(trainer, step), GLANCE.min(left)) {
                     Ok(word) => {
-                        return serde_json::from_slice(&word).map_err(|e| Error::Protocol(e.to_string()));
+                        let written: Option<Written> =
+                            serde_json::from_slice(&word).map_err(|e| Error::Protocol(e.to_string()))?;
+                        return written.ok_or(Error::TrainerLost { trainer, step });
                     }
                     Err(transom::Error::Expired { .. }) => {}
                     Err(error) => return Err(error.into()),

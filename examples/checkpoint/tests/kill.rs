@@ -58,7 +58,10 @@ impl Drop for Directory {
 fn job(dir: &Path, saves: u64, options: &[&str], kill: Option<(u32, u64)>, after: Option<Duration>) -> Went {
     let mut command = Command::new(PROGRAM);
     command.arg("pattern").arg("--dir").arg(dir);
-    command.args(["--size", &SIZE.to_string(), "--saves", &saves.to_string()]).args(options);
+    command.args(["--saves", &saves.to_string()]).args(options);
+    if !options.contains(&"--size") {
+        command.args(["--size", &SIZE.to_string()]);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     if let Some((rank, point)) = kill {
         command.env("TRANSOM_CHECKPOINT_KILL", format!("{rank}:{point}"));
@@ -91,11 +94,15 @@ fn job(dir: &Path, saves: u64, options: &[&str], kill: Option<(u32, u64)>, after
 
 /// Whatever is complete is whole and of its own step. Returns the newest.
 fn check(dir: &Path, what: &str) -> u64 {
+    check_sized(dir, SIZE, what)
+}
+
+fn check_sized(dir: &Path, size: u64, what: &str) -> u64 {
     if !dir.exists() {
         return 0;
     }
     let checkpoints = Checkpoints::open(dir, Options::default()).unwrap();
-    let layout = pattern::layout(SIZE << 10);
+    let layout = pattern::layout(size << 10);
     let mut newest = 0;
     for listed in checkpoints.list().unwrap().iter().filter(|listed| listed.incomplete.is_none()) {
         newest = listed.step;
@@ -175,4 +182,13 @@ fn a_job_that_is_killed_at_any_moment_leaves_old_checkpoints_or_new_ones() {
         let newest = check(&dir.0, &format!("killed after {after:?}"));
         assert!(newest >= went.durable, "{} was durable, {newest} is there", went.durable);
     }
+}
+
+#[test]
+fn a_block_is_not_overwritten_before_the_disk_has_it() {
+    let dir = Directory::new();
+    let (size, saves) = (48 << 10, 6);
+    let went = job(&dir.0, saves, &["--size", &size.to_string(), "--staging", "9"], None, None);
+    assert_eq!(went.code, Some(0));
+    assert_eq!(check_sized(&dir.0, size, "small staging"), saves);
 }

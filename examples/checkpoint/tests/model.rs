@@ -1,5 +1,7 @@
 //! Model files that are the state, and files that cannot be.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 mod common;
 
 use std::path::PathBuf;

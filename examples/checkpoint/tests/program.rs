@@ -150,3 +150,24 @@ fn what_is_damaged_is_found_and_named() {
     let name = file.file_name().unwrap().to_str().unwrap();
     assert!(err(&verified).contains(name) && err(&verified).contains("block 0"), "{}", err(&verified));
 }
+
+#[test]
+fn a_full_disk_costs_checkpoints_and_not_the_training() {
+    let dir = Directory::new();
+    let at = dir.file("small");
+    std::fs::create_dir(&at).unwrap();
+    // A disk of its own, as large as one checkpoint and a half.
+    let script = format!(
+        "mount -t tmpfs -o size=5400k none {at} && {} --dir {at} --width 512 --steps 12 --every 4; code=$?; {0} ls {at}; exit $code",
+        env!("CARGO_BIN_EXE_checkpoint")
+    );
+    let full = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
+    let (out, err) = (out(&full), err(&full));
+    assert!(out.contains("accuracy on digits"), "{out}{err}");
+    assert!(
+        err.contains("no checkpoint of step 8: create ") && err.contains("No space left on device"),
+        "{err}"
+    );
+    assert!(out.contains("no checkpoint of step 12: "), "{out}");
+    assert_eq!(out.lines().filter(|line| line.ends_with(" complete")).count(), 1, "{out}");
+}

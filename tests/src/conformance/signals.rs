@@ -5,7 +5,7 @@ use std::time::Duration;
 use transom_transport::{Context, Error, MemoryRegion, Outcome};
 
 use crate::pattern::{self, Random};
-use crate::world::{SOON, Target, World, both, contents, memory, together};
+use crate::world::{SOON, Target, World, both, contents, memory, reason, together};
 
 const SHORT: Duration = Duration::from_millis(20);
 
@@ -274,4 +274,30 @@ pub async fn a_signal_that_does_not_exist_is_refused_before_its_put(world: World
     let bare = world.region(64, 0);
     let error = world.open(&bare).await.signal(0, 1).await.unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+}
+
+pub async fn an_add_that_would_wrap_is_refused_and_changes_nothing(world: World) {
+    let region = world.region(64, 2);
+    let target = world.open(&region).await;
+    let most = u64::MAX - 5;
+    target.signal(0, most).await.unwrap();
+    target.flush().await.unwrap();
+    for add in [6, 1 << 40, u64::MAX] {
+        let refused = match target.signal(0, add).await {
+            Ok(()) => target.flush().await.unwrap_err(),
+            Err(error) => error,
+        };
+        assert!(matches!(reason(&refused), Error::Invalid { .. }), "{add}: {refused:?}");
+        assert_eq!(world.signal(&region, 0).value(), most, "{add}");
+    }
+    let late = match target.put_signal(8, &[7; 8], 0, 6).await {
+        Ok(()) => target.flush().await,
+        error => error,
+    };
+    assert!(late.is_err() && world.signal(&region, 0).value() == most, "{late:?}");
+    target.put_signal(0, &[1], 0, 5).await.unwrap();
+    target.signal(1, 1).await.unwrap();
+    target.flush().await.unwrap();
+    assert_eq!(world.signal(&region, 0).value(), u64::MAX);
+    assert_eq!(world.signal(&region, 1).value(), 1);
 }

@@ -45,7 +45,7 @@ impl PeerRegion {
     /// As for [`PeerRegion::put`]; [`Error::Misaligned`]; [`Error::Invalid`] for another width.
     pub fn atomic(&self, atomic: Atomic, width: u8, offset: u64, operand: u64, compare: u64) -> Result<u64> {
         self.may_wait("atomic")?;
-        self.wait(self.atomic_request(atomic, width, offset, operand, compare)?)
+        self.wait(self.atomic_request(atomic, width, offset, operand, compare)?, None)
     }
 
     /// The async form of [`PeerRegion::atomic`]: the request resolves with what was there.

@@ -7,6 +7,9 @@ use crate::token::Scatter;
 /// Parts whose bytes follow each other here are moved without a copy where they are as many as this.
 const DIRECT: u64 = 64 << 10;
 
+/// Begins one operation of a flight, for a call that began then.
+type Begin<'a> = dyn FnMut(&Arc<Flight>, Option<Instant>) -> Result<()> + 'a;
+
 impl PeerRegion {
     /// Writes bytes of `from` to the parts of a list: consecutive ones, or those at its places. Returns when `from` may be reused.
     ///
@@ -24,10 +27,10 @@ impl PeerRegion {
                 unsafe { write(&exposed, list, from.as_ptr()) }
             }
             Way::Posted(endpoint, key) => {
-                let mut sent = false;
+                let (mut sent, since) = (false, Some(Instant::now()));
                 let mut post = |parts: &[(u64, u64)], bytes: &[u8]| {
                     let token = Token::late(self.shared.late.clone(), OPERATION);
-                    let posted = self.post(&endpoint, OPERATION, token, || Op {
+                    let posted = self.post(&endpoint, OPERATION, token, since, || Op {
                         key,
                         offset: 0,
                         action: Action::PutList(parts, Source::Borrowed(bytes)),
@@ -74,10 +77,10 @@ impl PeerRegion {
             }
             Way::Posted(endpoint, key) => {
                 if list.places().is_some() {
-                    return self.scattered_request(OPERATION, list, |batch, flight| match batch {
+                    return self.scattered_request(OPERATION, list, |batch, flight, since| match batch {
                         Batch::Run(parts, at, size) => {
                             let piece = from.slice(at as usize..(at + size) as usize)?;
-                            self.post_flight(&endpoint, flight, || {
+                            self.post_flight(&endpoint, flight, since, || {
                                 put(key, parts, Source::Owned(piece.clone()))
                             })
                         }
@@ -89,7 +92,9 @@ impl PeerRegion {
                                 from.read(at as usize, part)?;
                                 rest = others;
                             }
-                            self.post_flight(&endpoint, flight, || put(key, parts, Source::Borrowed(&bytes)))
+                            self.post_flight(&endpoint, flight, since, || {
+                                put(key, parts, Source::Borrowed(&bytes))
+                            })
                         }
                     });
                 }
@@ -121,7 +126,8 @@ impl PeerRegion {
                 let size = list.size() as usize;
                 let bounce = self.shared.peer.0.context.bounce(size)?;
                 let slice = bounce.slice(0..size)?;
-                self.wait(self.get_packed(&endpoint, key, list, &slice)?)?;
+                let since = Some(Instant::now());
+                self.wait(self.get_packed(&endpoint, key, list, &slice)?, since)?;
                 let mut at = 0;
                 for (place, size) in list.own_parts() {
                     let (place, size) = (place as usize, size as usize);
@@ -157,10 +163,10 @@ impl PeerRegion {
                 if list.places().is_none() {
                     return self.get_packed(&endpoint, key, list, &into);
                 }
-                self.scattered_request(OPERATION, list, |batch, flight| match batch {
+                self.scattered_request(OPERATION, list, |batch, flight, since| match batch {
                     Batch::Run(parts, at, size) => {
                         let piece = into.slice(at as usize..(at + size) as usize)?;
-                        self.post_flight(&endpoint, flight, || get(key, parts, piece.clone()))
+                        self.post_flight(&endpoint, flight, since, || get(key, parts, piece.clone()))
                     }
                     Batch::Staged(parts, places, size) => {
                         let size = size as usize;
@@ -168,7 +174,7 @@ impl PeerRegion {
                         let scatter =
                             Scatter { from: from.clone(), places: places.into(), into: into.clone() };
                         let token = Token::flight(flight.clone()).scatter(scatter);
-                        self.post_token(&endpoint, OPERATION, token, || get(key, parts, from.clone()))
+                        self.post_token(&endpoint, OPERATION, token, since, || get(key, parts, from.clone()))
                     }
                 })
             }
@@ -241,7 +247,9 @@ impl PeerRegion {
         self.many(operation, |post| {
             list.pieces(BOUNCE as u64, MOST_PARTS, |parts, at, size| {
                 let piece = slice.slice(at as usize..(at + size) as usize)?;
-                post(&mut |flight| self.post_flight(endpoint, flight, || make(parts, piece.clone())))
+                post(&mut |flight, since| {
+                    self.post_flight(endpoint, flight, since, || make(parts, piece.clone()))
+                })
             })
         })
     }
@@ -251,12 +259,12 @@ impl PeerRegion {
         &self,
         operation: &'static str,
         list: &List,
-        begin: impl Fn(Batch<'_>, &Arc<Flight>) -> Result<()>,
+        begin: impl Fn(Batch<'_>, &Arc<Flight>, Option<Instant>) -> Result<()>,
     ) -> Result<Request> {
         self.many(operation, |post| {
             list.batches(DIRECT, Source::MOST_BORROWED as u64, MOST_PARTS, |batch| {
                 let mut batch = Some(batch);
-                post(&mut |flight| batch.take().map_or(Ok(()), |batch| begin(batch, flight)))
+                post(&mut |flight, since| batch.take().map_or(Ok(()), |batch| begin(batch, flight, since)))
             })
         })
     }
@@ -265,14 +273,15 @@ impl PeerRegion {
     fn many(
         &self,
         operation: &'static str,
-        all: impl FnOnce(&mut dyn FnMut(&mut dyn FnMut(&Arc<Flight>) -> Result<()>) -> Result<()>) -> Result<()>,
+        all: impl FnOnce(&mut dyn FnMut(&mut Begin<'_>) -> Result<()>) -> Result<()>,
     ) -> Result<Request> {
         // One part of the flight is ours, until every piece is posted.
         let flight = Flight::new(operation, 1, &self.shared.late);
         let mut begun = false;
+        let since = Some(Instant::now());
         let posted = all(&mut |begin| {
             flight.add_part();
-            begin(&flight).inspect_err(|e| flight.complete(Err(e.clone())))?;
+            begin(&flight, since).inspect_err(|e| flight.complete(Err(e.clone())))?;
             begun = true;
             Ok(())
         });

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 use transom_registry::element::{self, Atomic, Dtype, Element, Reduce};
@@ -40,7 +40,7 @@ const BOUNCES: usize = 4;
 /// be reused; `_from` and `_into` forms take registered memory, keep it alive, and return a [`Request`].
 ///
 /// Every blocking call returns within the context's deadline, or the one set by
-/// [`with_timeout`](Self::with_timeout).
+/// [`with_timeout`](Self::with_timeout): one for the whole call, however many pieces it has.
 #[derive(Clone)]
 pub struct PeerRegion {
     shared: Arc<Shared>,
@@ -319,7 +319,7 @@ impl PeerRegion {
 
     fn post_signal(&self, endpoint: &Arc<dyn Endpoint>, key: u64, signal: Option<(u32, u64)>) -> Result<()> {
         let token = Token::late(self.shared.late.clone(), "signal");
-        self.post(endpoint, "signal", token, || Op {
+        self.post(endpoint, "signal", token, None, || Op {
             key,
             offset: 0,
             action: Action::Signal,

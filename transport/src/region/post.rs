@@ -3,12 +3,18 @@
 use super::*;
 
 impl PeerRegion {
-    pub(super) fn wait(&self, request: Request) -> Result<u64> {
-        match request.wait_timeout(self.timeout) {
-            Err(Error::Expired { operation, rank, after, .. }) => Err(Error::Expired {
+    /// What is left of the deadline of a call that began then; of one that begins now, all.
+    fn left(&self, since: Option<Instant>) -> Duration {
+        since.map_or(self.timeout, |since| self.timeout.saturating_sub(since.elapsed()))
+    }
+
+    /// Waits for a request of a borrowed call that began then.
+    pub(super) fn wait(&self, request: Request, since: Option<Instant>) -> Result<u64> {
+        match request.wait_timeout(self.left(since)) {
+            Err(Error::Expired { operation, rank, .. }) => Err(Error::Expired {
                 operation,
                 rank,
-                after,
+                after: self.timeout,
                 detail: "a borrowed call cannot be awaited again".into(),
                 outcome: Some(Outcome::InDoubt),
             }),
@@ -31,7 +37,7 @@ impl PeerRegion {
         make: impl FnMut() -> Op<'a>,
     ) -> Result<Request> {
         let flight = Flight::new(operation, 1, &self.shared.late);
-        self.post_flight(endpoint, &flight, make)?;
+        self.post_flight(endpoint, &flight, None, make)?;
         Ok(Request::new(flight, self.shared.peer.0.context.progress.clone()))
     }
 
@@ -39,21 +45,23 @@ impl PeerRegion {
         &self,
         endpoint: &Arc<dyn Endpoint>,
         flight: &Arc<Flight>,
+        since: Option<Instant>,
         make: impl FnMut() -> Op<'a>,
     ) -> Result<()> {
-        self.post_token(endpoint, flight.operation(), Token::flight(flight.clone()), make)
+        self.post_token(endpoint, flight.operation(), Token::flight(flight.clone()), since, make)
     }
 
-    /// Posts one operation whose outcome its token tells to somebody.
+    /// Posts one operation whose outcome its token tells to somebody, for a call that began then.
     pub(super) fn post_token<'a>(
         &self,
         endpoint: &Arc<dyn Endpoint>,
         operation: &'static str,
         token: Token,
+        since: Option<Instant>,
         mut make: impl FnMut() -> Op<'a>,
     ) -> Result<()> {
         let mut token = Some(token);
-        let posted = self.until_posted(operation, || match endpoint.post(make(), token.take()?) {
+        let posted = self.until_posted(operation, since, || match endpoint.post(make(), token.take()?) {
             Posted::Done(token, result) => {
                 token.complete(result);
                 Some(Ok(()))
@@ -70,16 +78,17 @@ impl PeerRegion {
         posted
     }
 
-    /// Posts one operation that nobody awaits.
+    /// Posts one operation that nobody awaits, for a call that began then.
     pub(super) fn post<'a>(
         &self,
         endpoint: &Arc<dyn Endpoint>,
         operation: &'static str,
         token: Token,
+        since: Option<Instant>,
         mut make: impl FnMut() -> Op<'a>,
     ) -> Result<()> {
         let mut token = Some(token);
-        let posted = self.until_posted(operation, || match endpoint.post(make(), token.take()?) {
+        let posted = self.until_posted(operation, since, || match endpoint.post(make(), token.take()?) {
             Posted::Done(token, result) => {
                 token.cancel();
                 Some(result.map(drop))
@@ -96,14 +105,15 @@ impl PeerRegion {
         posted
     }
 
-    pub(super) fn until_posted(
+    fn until_posted(
         &self,
         operation: &'static str,
+        since: Option<Instant>,
         post: impl FnMut() -> Option<Result<()>>,
     ) -> Result<()> {
         let progress = &self.shared.peer.0.context.progress;
         progress.drive_in_begin();
-        match progress.block_until(operation, self.timeout, post)? {
+        match progress.block_until(operation, self.left(since), post)? {
             Some(result) => result,
             None => Err(Error::Expired {
                 operation,
@@ -124,10 +134,11 @@ impl PeerRegion {
         mut make: impl FnMut(u64, &'a [u8], bool) -> Op<'a>,
     ) -> Result<()> {
         let count = from.len().div_ceil(Source::MOST_BORROWED);
+        let since = (count > 1).then(Instant::now);
         for (index, piece) in from.chunks(Source::MOST_BORROWED).enumerate() {
             let at = (index * Source::MOST_BORROWED) as u64;
             let token = Token::late(self.shared.late.clone(), operation);
-            self.post(endpoint, operation, token, || make(at, piece, index + 1 == count))
+            self.post(endpoint, operation, token, since, || make(at, piece, index + 1 == count))
                 .map_err(|e| partly(e, index > 0))?;
         }
         Ok(())

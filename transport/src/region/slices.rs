@@ -84,6 +84,7 @@ impl PeerRegion {
         let mut flying = std::collections::VecDeque::with_capacity(BOUNCES);
         let mut chunks = into.chunks_mut(BOUNCE);
         let mut at = offset;
+        let since = Some(Instant::now());
         loop {
             if flying.len() < BOUNCES
                 && let Some(chunk) = chunks.next()
@@ -95,7 +96,7 @@ impl PeerRegion {
                 continue;
             }
             let Some((request, bounce, chunk)) = flying.pop_front() else { return Ok(()) };
-            self.wait(request)?;
+            self.wait(request, since)?;
             bounce.read(0, chunk)?;
             context.give_bounce(bounce);
         }

@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 use transom_registry::element::{Dtype, Reduce};
-use transom_registry::exposed::Bell;
+use transom_registry::exposed::{Bell, signal_is_full};
 use transom_registry::header::{Header, State};
 use transom_registry::{
     Access, Cause, Error, Failure, Incarnation, Kind, Outcome, RemoteRegion, Result, Slice, Stale, word,
@@ -430,8 +430,10 @@ impl Link {
                     format!("signal {id} does not exist, the region has {}", words.signals()),
                 )
             })?;
-        if word::signal_add(signal, self.page.asleep(), add) {
-            self.page.ring();
+        match word::signal_add(signal, self.page.asleep(), add) {
+            Some(true) => self.page.ring(),
+            Some(false) => {}
+            None => return Err(signal_is_full(id, add)),
         }
         Ok(0)
     }

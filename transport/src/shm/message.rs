@@ -100,7 +100,7 @@ impl Fault {
     pub(super) fn of_operation(self, operation: &'static str) -> Error {
         match self {
             Self::Torn { .. } | Self::InDoubt(_) | Self::Stale { .. } => self.plain(operation),
-            other => Error::Refused { rank: None, why: Box::new(other.plain(operation)) },
+            other => Error::refused(other.plain(operation)),
         }
     }
 

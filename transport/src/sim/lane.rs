@@ -377,7 +377,7 @@ impl Lane {
                 Error::failed(op.name, Outcome::InDoubt, failure)
             }
             Error::Failed(_) => why,
-            why => Error::Refused { rank: None, why: Box::new(why) },
+            why => Error::refused(why),
         });
         if op.silent {
             self.poison = Some(self.poison.map_or(number, |poison| poison.min(number)));

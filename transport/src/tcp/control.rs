@@ -252,7 +252,7 @@ impl Refusal {
         let error = self.error(operation);
         match self.code {
             Code::Torn | Code::Expired | Code::Earlier => error,
-            _ => Error::Refused { rank: None, why: Box::new(error) },
+            _ => Error::refused(error),
         }
     }
 

@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use crc_fast::{CrcAlgorithm, Digest};
 use siphasher::sip::SipHasher24;
 use transom_registry::{Error, Result};
 
@@ -145,7 +146,7 @@ impl Check {
     pub(crate) fn begin(&self) -> Sum {
         match self {
             Self::None => Sum::None,
-            Self::Crc => Sum::Crc(0),
+            Self::Crc => Sum::Crc(Digest::new(CrcAlgorithm::Crc32Iscsi)),
             Self::Mac(key) => Sum::Mac(Box::new(blake3::Hasher::new_keyed(key))),
         }
     }
@@ -168,9 +169,10 @@ impl Check {
 
 /// The sum of a payload, as far as it has come.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the common one, and stays where it was made")]
 pub(crate) enum Sum {
     None,
-    Crc(u32),
+    Crc(Digest),
     Mac(Box<blake3::Hasher>),
 }
 
@@ -179,7 +181,7 @@ impl Sum {
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         match self {
             Self::None => {}
-            Self::Crc(crc) => *crc = crc32c::crc32c_append(*crc, bytes),
+            Self::Crc(digest) => digest.update(bytes),
             Self::Mac(hasher) => {
                 hasher.update(bytes);
             }
@@ -189,7 +191,7 @@ impl Sum {
     fn value(&self) -> Option<u64> {
         match self {
             Self::None => None,
-            Self::Crc(crc) => Some((*crc).into()),
+            Self::Crc(digest) => Some(digest.finalize()),
             Self::Mac(hasher) => hasher.finalize().as_bytes().first_chunk().copied().map(u64::from_le_bytes),
         }
     }

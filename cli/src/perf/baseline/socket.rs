@@ -74,7 +74,7 @@ impl Wire {
                 let at = memory.at(done, size)?;
                 let crc = if checked {
                     // SAFETY: `size` bytes inside the view, which nobody writes while they are sent.
-                    crc32c::crc32c(unsafe { std::slice::from_raw_parts(at, size) })
+                    crc_fast::crc32_iscsi(unsafe { std::slice::from_raw_parts(at, size) })
                 } else {
                     0
                 };
@@ -105,7 +105,7 @@ impl Wire {
     fn piece_in(&self, at: *mut u8, size: usize, checked: bool) -> Result<()> {
         let mut tail = [0u8; 4];
         let end = size + if checked { 4 } else { 0 };
-        let (mut done, mut crc) = (0, 0);
+        let (mut done, mut crc) = (0, crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi));
         while done < end {
             let body = done.min(size);
             // SAFETY: `body <= size`, and `at` is valid for `size` bytes (the caller checked); the tail is 4 bytes.
@@ -120,10 +120,11 @@ impl Wire {
             if checked && done < size {
                 // SAFETY: these bytes were just received, and only this thread writes them.
                 let fresh = unsafe { std::slice::from_raw_parts(at.add(done), got.min(size - done)) };
-                crc = crc32c::crc32c_append(crc, fresh);
+                crc.update(fresh);
             }
             done += got;
         }
+        let crc = crc.finalize() as u32;
         if checked && u32::from_le_bytes(tail) != crc {
             return Err(Error::Malformed {
                 what: "a piece of a stream",

@@ -13,7 +13,7 @@ use super::options::{Keeping, Train};
 use super::report::{self, Wrote};
 use super::state::{Fixed, State};
 use super::trainer::{self, Course, Seen};
-use super::{print, writer};
+use super::{print, say, writer};
 use crate::Failed;
 use crate::train::{self, Training};
 
@@ -88,7 +88,11 @@ fn rank(options: &Train) -> Result<(), Failed> {
             let checkpoints = Checkpoints::create(directory, options.keeping.options())?;
             let mut wrote = writer::write(&staging, &layout, &checkpoints, &crash, &|_| {})?;
             if !wrote.checkpoints.is_empty() {
-                wrote.raw = super::bench::limit(directory, layout.tensors.iter().map(|t| t.size()).sum(), 3)?;
+                let size = layout.tensors.iter().map(|tensor| tensor.size()).sum();
+                match super::bench::limit(directory, size, 3) {
+                    Ok(limit) => wrote.raw = limit,
+                    Err(error) => say(&format!("the limit of the disk is not known: {error}")),
+                }
             }
             store.set(&mine, &serde_json::to_vec(&wrote)?)?;
         }

@@ -34,6 +34,15 @@ use crate::{Error, Layout, Result};
 /// What a trainer wants kept with a checkpoint, beside its bytes.
 pub type Note = serde_json::Map<String, serde_json::Value>;
 
+/// What may have become of a save. Its value is where a trainer keeps the newest step of which that is so, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// Its checkpoint is durable.
+    Durable = 0,
+    /// There will be no checkpoint of it: its writer says why.
+    Abandoned = 8,
+}
+
 /// The staging window of a team. A handle: clones are the same window.
 #[derive(Debug, Clone)]
 pub struct Staging {
@@ -143,14 +152,19 @@ impl Staging {
         }
     }
 
-    /// Tells a trainer that the checkpoint of a step is durable.
+    /// Tells a trainer what has become of the save of a step.
     ///
     /// # Errors
     /// Those of the transport: the trainer may have failed.
-    pub fn tell_durable(&self, trainer: Rank, step: u64) -> Result<()> {
+    pub fn tell(&self, trainer: Rank, told: Told, step: u64) -> Result<()> {
         // Not put: a writer that was given up may still come with an older one.
-        self.window.atomic(trainer, Atomic::Max, 8, 0, step, 0)?;
+        self.window.atomic(trainer, Atomic::Max, 8, told as u64, step, 0)?;
         Ok(self.window.send_signal(trainer, self.changed(), 1)?)
+    }
+
+    /// The newest step of which this trainer was told so; 0 before the first.
+    fn told(&self, told: Told) -> Result<u64> {
+        Ok(self.window.local().load(told as usize)?)
     }
 
     /// The signal of a trainer that counts what it was told.

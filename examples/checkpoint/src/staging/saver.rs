@@ -7,7 +7,7 @@ use transom::{Rank, Signal, Slice};
 
 use super::message::{Header, Kind};
 use super::ring::{Payload, Sender};
-use super::{Note, Role, Staging};
+use super::{Note, Role, Staging, Told};
 use crate::plan::{Block, Plan};
 use crate::{Error, Layout, Result};
 
@@ -152,13 +152,13 @@ impl Saver {
     /// # Errors
     /// None on a window that is open.
     pub fn durable(&self) -> Result<u64> {
-        Ok(self.staging.window.local().load(0)?)
+        self.staging.told(Told::Durable)
     }
 
     /// Waits until the checkpoint of `step`, or of a later one, is durable.
     ///
     /// # Errors
-    /// [`Error::WriterLost`] when this trainer's writer fails before: its last saves may be gone with it;
+    /// [`Error::Abandoned`] when there will be none, and [`Error::WriterLost`] when this trainer's writer fails before: its last saves may be gone with it;
     /// [`transom::Error::Expired`].
     pub fn wait_durable(&self, step: u64, timeout: Duration) -> Result<u64> {
         let until = Instant::now() + timeout;
@@ -167,6 +167,9 @@ impl Saver {
             let durable = self.durable()?;
             if durable >= step {
                 return Ok(durable);
+            }
+            if self.staging.told(Told::Abandoned)? >= step {
+                return Err(Error::Abandoned { step });
             }
             let writer = self.senders.front().map(Sender::to);
             match writer {

@@ -1,4 +1,5 @@
 //! States, and how they are saved and loaded, for all tests.
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub(crate) mod faulty;
