@@ -126,3 +126,9 @@ fn types_smaller_than_a_byte_are_the_state_where_rows_are_whole_bytes() {
     model.load([(Part { tensor: 0, rows: 1..2 }, middle.as_mut_slice().into())]).unwrap();
     assert_eq!(middle, [2, 3]);
 }
+
+#[test]
+fn what_the_fuzzer_found_is_refused() {
+    // A text that is longer than the file is said to be.
+    transom_checkpoint::fuzz_header(b"\x0d\0\0\0\0\0\0\0{     }\t  ");
+}
