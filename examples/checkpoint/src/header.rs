@@ -79,7 +79,9 @@ impl Header {
         let Entries(mut entries) =
             serde_json::from_str(text).map_err(|error| format!("its header cannot be read: {error}"))?;
         let start = 8 + text.len() as u64;
-        let data = file_size.saturating_sub(start);
+        let data = file_size
+            .checked_sub(start)
+            .ok_or_else(|| format!("its header has {} bytes, the file {file_size}", text.len()))?;
         entries.sort_by_key(|(_, entry)| entry.data_offsets);
         let mut layout = Layout::default();
         let mut end = 0;

@@ -1,5 +1,7 @@
 //! Saves and loads, on disks that do as they are told.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 mod common;
 
 use std::path::Path;

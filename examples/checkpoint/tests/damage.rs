@@ -1,5 +1,7 @@
 //! Bytes that are not what was written are found, and named.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 mod common;
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! The disk fails at its n-th call, for every n.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 mod common;
 
 use std::path::Path;

@@ -1,5 +1,7 @@
 //! Model files that are the state, and files that cannot be.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 mod common;
 
 use std::path::PathBuf;
@@ -123,4 +125,10 @@ fn types_smaller_than_a_byte_are_the_state_where_rows_are_whole_bytes() {
     let mut middle = [0; 2];
     model.load([(Part { tensor: 0, rows: 1..2 }, middle.as_mut_slice().into())]).unwrap();
     assert_eq!(middle, [2, 3]);
+}
+
+#[test]
+fn what_the_fuzzer_found_is_refused() {
+    // A text that is longer than the file is said to be.
+    transom_checkpoint::fuzz_header(b"\x0d\0\0\0\0\0\0\0{     }\t  ");
 }

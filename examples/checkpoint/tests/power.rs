@@ -1,5 +1,7 @@
 //! Power cuts: every prefix of what a save does to the disk, and of what was not synced whatever the disk may have kept.
 
+#![allow(clippy::unwrap_used, reason = "a test fails that way")]
+
 mod common;
 
 use std::path::{Path, PathBuf};

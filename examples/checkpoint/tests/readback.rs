@@ -1,6 +1,12 @@
 //! The official Python package reads every file back. `TRANSOM_PYTHON` names a Python that has safetensors, numpy and xxhash;
 //! where it is not set, the program `python3` is asked for them, and the test says that it was left out.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test fails that way, or says what it left out"
+)]
+
 mod common;
 
 use std::process::Command;
