@@ -147,10 +147,17 @@ fn a_save_that_is_dropped_leaves_no_file_and_no_write_behind_it() {
     let before = disk.content();
     let plan = Plan::new(&layout, &layout.shard(0, 1), BLOCK).unwrap();
     let save = to.begin(1, "a", plan.clone()).unwrap();
+    let (done, written) = std::sync::mpsc::channel();
     for block in plan.blocks().take(4) {
-        save.write(block.file, block.index, region(BLOCK).slice(0..block.size).unwrap(), |_| {});
+        let done = done.clone();
+        let from = region(BLOCK).slice(0..block.size).unwrap();
+        save.write(block.file, block.index, from, move |result| done.send(result).unwrap());
     }
+    // Some are on the disk, the others on their way.
+    written.recv().unwrap().unwrap();
     drop(save);
+    let left = |name: &Path| name.extension().is_some_and(|extension| extension == "safetensors");
+    assert!(!disk.content().keys().any(|path| left(path)), "its files are gone");
     to.abandon(1).unwrap();
     assert_eq!(disk.content(), before);
 }
