@@ -1,7 +1,7 @@
 //! A complete checkpoint.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -125,6 +125,7 @@ impl Checkpoint {
             parts: parts.collect(),
             block_size: self.manifest.block_size,
             digests: verify.then_some(&entry.blocks),
+            uncached: OnceLock::new(),
         })
     }
 

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::thread;
 
 use parking_lot::Mutex;
 use transom::Slice;
 
 use crate::digest::{Digest, Hasher};
-use crate::disk::{Aligned, Named};
+use crate::disk::{ALIGN, Aligned, Named};
 use crate::{Error, Layout, Part, Result};
 
 /// Where the bytes of a part go: row after row.
@@ -59,6 +60,34 @@ impl<'a> Target<'a> {
         Ok(())
     }
 
+    fn is_aligned(&self) -> bool {
+        let address = match self {
+            Self::Slice(slice) => slice.as_ptr().addr(),
+            Self::Bytes(bytes) => bytes.as_ptr().addr(),
+        };
+        address.is_multiple_of(ALIGN)
+    }
+
+    /// Reads all of it straight from the disk, and digests it. It begins at a multiple of [`ALIGN`].
+    fn fill_uncached(&mut self, from: &Named, offset: u64, digest: &mut Option<Hasher>) -> Result<usize> {
+        match self {
+            Self::Slice(slice) => {
+                let got = from.read_slice_uncached(slice, offset)?;
+                if let Some(digest) = digest {
+                    digest.update_slice(&slice.slice(0..got)?)?;
+                }
+                Ok(got)
+            }
+            Self::Bytes(bytes) => {
+                let got = from.read_uncached(bytes, offset)?;
+                if let Some(digest) = digest {
+                    digest.update(&bytes[..got]);
+                }
+                Ok(got)
+            }
+        }
+    }
+
     /// Reads a range of it from a file, and digests it.
     fn fill(
         &mut self,
@@ -99,6 +128,8 @@ pub(crate) struct Stored<'a> {
     pub(crate) block_size: usize,
     /// Of its blocks, where they are to be compared.
     pub(crate) digests: Option<&'a [Digest]>,
+    /// Whether memory has none of it, as far as the first look at it tells.
+    pub(crate) uncached: OnceLock<bool>,
 }
 
 /// What is done at once: a block of a file, and where its bytes go.
@@ -238,10 +269,24 @@ impl Stored<'_> {
         let mut digest = self.digests.map(|_| Hasher::new());
         // Where all of the block is read anyway, and memory does not have it, it comes straight from the disk.
         let all = digest.is_some() || pieces.iter().map(|(within, _)| within.len()).sum::<usize>() == size;
-        if all && self.file.is_uncached(offset, size) {
+        if all
+            && offset.is_multiple_of(ALIGN as u64)
+            && *self.uncached.get_or_init(|| self.file.is_uncached(offset, size))
+        {
+            // Where a piece is alone in the block, and lies well, it is read to its place.
+            if let [(within, target)] = &mut pieces[..]
+                && *within == (0..size)
+                && target.is_aligned()
+            {
+                let got = target.fill_uncached(&self.file, offset, &mut digest)?;
+                self.whole(block, got, size)?;
+                return self.compare(block, digest);
+            }
             for at in (0..size).step_by(UNCACHED) {
                 let chunk = at..size.min(at + UNCACHED);
-                let got = self.file.read_uncached(buffer, chunk.len(), offset + at as u64)?;
+                buffer.grow(chunk.len());
+                let into = &mut buffer.bytes_mut()[..chunk.len()];
+                let got = self.file.read_uncached(into, offset + at as u64)?;
                 self.whole(block, got, chunk.len())?;
                 scatter(&mut pieces, chunk.clone(), &buffer.bytes()[..chunk.len()], &mut digest)?;
             }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::disk::{Disk, Named};
 use crate::header::{self, Header};
@@ -78,6 +78,7 @@ impl Model {
             size: self.size - self.header.start,
             block_size: BLOCK,
             digests: None,
+            uncached: OnceLock::new(),
         };
         load::load(self.layout(), &[stored], parts.into_iter().collect(), 8)
     }

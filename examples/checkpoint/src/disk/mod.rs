@@ -127,6 +127,13 @@ pub trait DiskFile: Debug + Send + Sync {
     fn read_uncached(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         self.read(into, offset)
     }
+    /// The same into registered memory.
+    ///
+    /// # Errors
+    /// As above.
+    fn read_slice_uncached(&self, into: &Slice, offset: u64) -> io::Result<usize> {
+        self.read_slice(into, offset)
+    }
     /// Sets the size, in bytes.
     ///
     /// # Errors
@@ -234,14 +241,13 @@ impl Named {
         offset.is_multiple_of(ALIGN as u64) && !self.file.is_cached(offset, size)
     }
 
-    /// As [`Named::read`], straight from the disk.
-    pub(crate) fn read_uncached(&self, into: &mut Aligned, size: usize, offset: u64) -> Result<usize> {
-        into.grow(size);
-        let whole = size.next_multiple_of(ALIGN);
+    /// As [`Named::read`], straight from the disk: to memory that begins at a multiple of [`ALIGN`].
+    pub(crate) fn read_uncached(&self, into: &mut [u8], offset: u64) -> Result<usize> {
+        let whole = into.len() - into.len() % ALIGN;
         let mut done = 0;
-        while done < size {
+        while done < whole {
             let at = offset + done as u64;
-            let rest = &mut into.bytes_mut()[done..whole];
+            let rest = &mut into[done..whole];
             let count = self.file.read_uncached(rest, at).map_err(Error::io_at("read", &self.path, at))?;
             done += count;
             // The file ends, or what comes next is no longer aligned.
@@ -249,10 +255,7 @@ impl Named {
                 break;
             }
         }
-        if done < size {
-            done += self.read(&mut into.bytes_mut()[done..size], offset + done as u64)?;
-        }
-        Ok(done.min(size))
+        Ok(done + self.read(&mut into[done..], offset + done as u64)?)
     }
 
     /// As [`Named::read`], into registered memory.
@@ -266,6 +269,23 @@ impl Named {
             }
         }
         Ok(done)
+    }
+
+    /// As [`Named::read_slice`], straight from the disk: to memory that begins at a multiple of [`ALIGN`].
+    pub(crate) fn read_slice_uncached(&self, into: &Slice, offset: u64) -> Result<usize> {
+        let whole = into.size() - into.size() % ALIGN;
+        let mut done = 0;
+        while done < whole {
+            let (rest, at) = (into.slice(done..whole)?, offset + done as u64);
+            let count =
+                self.file.read_slice_uncached(&rest, at).map_err(Error::io_at("read", &self.path, at))?;
+            done += count;
+            // The file ends, or what comes next is no longer aligned.
+            if count == 0 || !count.is_multiple_of(ALIGN) {
+                break;
+            }
+        }
+        Ok(done + self.read_slice(&into.slice(done..into.size())?, offset + done as u64)?)
     }
 
     /// One write, and how far it brought us: a short one ends at the last multiple of the alignment, from where the next

@@ -167,6 +167,14 @@ impl DiskFile for RealFile {
         }
     }
 
+    fn read_slice_uncached(&self, into: &Slice, offset: u64) -> io::Result<usize> {
+        let Some(file) = &self.uncached else { return self.read_slice(into, offset) };
+        match into.read_at(file, offset) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.read_slice(into, offset),
+            other => other,
+        }
+    }
+
     fn set_size(&self, size: u64) -> io::Result<()> {
         retry(|| self.file.set_len(size))
     }
