@@ -62,10 +62,10 @@ fn a_flipped_bit_anywhere_in_a_file_is_found_and_its_block_named() {
             let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
             let block = at.checked_sub(header).map(|at| at / BLOCK);
             assert_eq!(found(&to), [(name(&path), block)], "byte {at}");
-            if block.is_some() {
+            if let Some(block) = block {
                 let error = load(&to.checkpoint(2).unwrap(), 1).unwrap_err();
                 let Error::Corrupt { path: named, what, .. } = &error else { panic!("{error}") };
-                assert_eq!((named, what), (&path, &format!("block {}", block.unwrap())));
+                assert_eq!((named, what), (&path, &format!("block {block}")));
             }
             disk.damage(&path, flip);
         }

@@ -192,7 +192,7 @@ fn every_trainer_has_the_same_bits_on_every_transport_and_nearly_those_of_one_al
             for transport in TRANSPORTS {
                 let all = together(transport, trainers, options, |training| {
                     let losses = learn(training, 12);
-                    (bits(&training.weights), losses, digest(&training))
+                    (bits(&training.weights), losses, digest(training))
                 });
                 let (weights, losses, digest) = first.get_or_insert_with(|| all[0].clone());
                 for (rank, one) in all.iter().enumerate() {
