@@ -192,3 +192,48 @@ fn a_block_is_not_overwritten_before_the_disk_has_it() {
     assert_eq!(went.code, Some(0));
     assert_eq!(check_sized(&dir.0, size, "small staging"), saves);
 }
+
+/// The process of a rank of a launcher's job.
+fn rank_of(launcher: u32, rank: u32) -> rustix::process::Pid {
+    let wanted = format!("TRANSOM_RANK={rank}");
+    let tasks = std::fs::read_dir(format!("/proc/{launcher}/task")).unwrap();
+    let children = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());
+    let children: Vec<i32> = children
+        .flat_map(|all| all.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+        .collect();
+    let is_it = |pid: &i32| {
+        let variables = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        variables.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+    };
+    rustix::process::Pid::from_raw(children.into_iter().find(is_it).unwrap()).unwrap()
+}
+
+#[test]
+fn a_writer_that_stops_is_given_up_and_harms_nothing_when_it_comes_back() {
+    let dir = Directory::new();
+    let (saves, size) = (60, SIZE.to_string());
+    let mut command = Command::new(PROGRAM);
+    command.args([
+        "pattern",
+        "--dir",
+        dir.0.to_str().unwrap(),
+        "--size",
+        &size,
+        "--saves",
+        &saves.to_string(),
+    ]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut launcher = Launcher(command.spawn().unwrap());
+    let lines = BufReader::new(launcher.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let mut durable = lines.filter_map(|line| line.strip_prefix("durable ")?.parse::<u64>().ok());
+    let stopped_at = durable.find(|step| *step >= 3).unwrap();
+    let writer = rank_of(launcher.0.id(), 2);
+    rustix::process::kill_process(writer, rustix::process::Signal::STOP).unwrap();
+    // What the standby has made; what the writer had told before may come first.
+    let later = durable.find(|step| *step >= stopped_at + 20);
+    rustix::process::kill_process(writer, rustix::process::Signal::CONT).unwrap();
+    assert!(later.is_some(), "nobody took over from step {stopped_at} on");
+    durable.for_each(drop);
+    assert!(launcher.0.wait().unwrap().success());
+    assert_eq!(check(&dir.0, "a writer that came back"), saves);
+}
