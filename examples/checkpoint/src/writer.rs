@@ -153,7 +153,7 @@ impl<'a> Drain<'a> {
     fn run(mut self) -> Result<()> {
         let ended = self.drain();
         // Nothing may write from staging memory once this is over.
-        while !self.at_disk.is_empty() {
+        while self.is_writing() {
             self.settle(true);
         }
         self.writer.deposits.end(self.inbox.trainer());
@@ -199,7 +199,7 @@ impl<'a> Drain<'a> {
                         });
                     }
                     if last {
-                        while self.at_disk.iter().any(|(_, written)| !written) {
+                        while self.is_writing() {
                             self.settle(true);
                             self.free()?;
                         }
@@ -211,6 +211,11 @@ impl<'a> Drain<'a> {
             self.settle(false);
             self.free()?;
         }
+    }
+
+    /// Whether the disk has blocks that it has not done with.
+    fn is_writing(&self) -> bool {
+        self.at_disk.iter().any(|(_, written)| !written)
     }
 
     fn begin(&mut self, step: u64, note: Note) {

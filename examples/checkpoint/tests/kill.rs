@@ -132,7 +132,11 @@ fn walk(rank: u32, options: &[&str]) {
     loop {
         let dir = Directory::new();
         let went = job(&dir.0, saves, options, Some((rank, points + 1)), None);
-        let newest = check(&dir.0, went.killed.as_deref().unwrap_or("nothing was killed"));
+        let size = options
+            .iter()
+            .position(|option| *option == "--size")
+            .map_or(SIZE, |at| options[at + 1].parse().unwrap());
+        let newest = check_sized(&dir.0, size, went.killed.as_deref().unwrap_or("nothing was killed"));
         let Some(killed) = went.killed else {
             assert_eq!((went.code, newest), (Some(0), saves), "nobody was killed");
             break;
@@ -161,6 +165,11 @@ fn a_writer_that_links_what_has_not_changed_is_no_exception() {
 fn a_trainer_that_is_killed_at_any_point_leaves_old_checkpoints_or_new_ones() {
     walk(0, &[]);
     walk(1, &["--transport", "tcp:127.0.0.1:0"]);
+}
+
+#[test]
+fn a_trainer_that_is_killed_while_its_first_blocks_are_on_their_way_to_the_disk_stops_nobody() {
+    walk(0, &["--size", "24576", "--staging", "9"]);
 }
 
 #[test]
