@@ -224,7 +224,7 @@ mod loom_tests {
             let signaller = {
                 let (signal, asleep, bell) = (signal.clone(), asleep.clone(), bell.clone());
                 thread::spawn(move || {
-                    if signal_add(&*signal, &*asleep, 1) {
+                    if signal_add(&*signal, &*asleep, 1) == Some(true) {
                         bell.notify();
                     }
                 })
