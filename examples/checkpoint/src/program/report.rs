@@ -75,10 +75,10 @@ pub(crate) fn table(
         "state",
         format!("{:.0} MB", state as f64 / 1e6),
         format!(
-            "{} trainers, {} writers, {} standbys over {transports}; steps {} to {}, a checkpoint every {}",
-            roles.trainers,
-            roles.writers,
-            roles.standbys,
+            "{}, {}, {} over {transports}; steps {} to {}, a checkpoint every {}",
+            many(roles.trainers, "trainer"),
+            many(roles.writers, "writer"),
+            many(roles.standbys, "standby"),
             course.from + 1,
             course.steps,
             course.every
@@ -149,6 +149,10 @@ pub(crate) fn table(
         let _ = writeln!(out, "no checkpoint of step {step}: {why}");
     }
     out
+}
+
+fn many(count: u32, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 pub(crate) fn ms(seconds: f64) -> String {
