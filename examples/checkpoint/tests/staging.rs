@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use transom::{MemoryRegion, Secret, Store, Team};
-use transom_checkpoint::{Dtype, Event, Inbox, Layout, Note, Part, Roles, Saver, Staging, Tensor};
+use transom_checkpoint::{Dtype, Event, Inbox, Layout, Note, Part, Roles, Saver, Staging, Tensor, Told};
 use transom_transport::sim::{Adversary, Fabric};
 
 const BLOCK: usize = 8192;
@@ -276,4 +276,29 @@ fn a_writer_that_dies_loses_no_step_that_had_not_left_its_trainer() {
             assert!(*bytes == expected(&layout(), 0, 1, *step), "seed {seed}, step {step}");
         }
     }
+}
+
+#[test]
+fn a_note_that_is_larger_than_a_block_is_refused_and_step_zero_is_a_step() {
+    let (layout, store) = (layout(), Store::in_process());
+    let roles = Roles { trainers: 1, writers: 1, standbys: 0 };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let staging = Staging::build(&team("shm", &store, 1, 2), roles, 1 << 20, BLOCK).unwrap();
+            assert_eq!(drain(&staging, &layout, 0).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0]);
+            staging.tell(0, Told::Durable, 0).unwrap();
+            staging.team().barrier().unwrap();
+        });
+        let staging = Staging::build(&team("shm", &store, 0, 2), roles, 1 << 20, BLOCK).unwrap();
+        let mut saver = Saver::new(&staging, &layout).unwrap();
+        let parts: Vec<_> = layout.shard(0, 1).iter().map(|part| fill(&layout, part, 0)).collect();
+        let large = Note::from_iter([("note".to_string(), "x".repeat(BLOCK).into())]);
+        let refused = saver.save(0, &large, |part| &parts[part]).unwrap_err();
+        assert!(refused.to_string().contains(&BLOCK.to_string()), "{refused}");
+        saver.save(0, &note_of(0), |part| &parts[part]).unwrap();
+        assert_eq!(saver.durable().unwrap(), None);
+        assert!(saver.wait_durable(0, Duration::from_millis(1)).unwrap_err().is_expired());
+        saver.end().unwrap();
+        staging.team().barrier().unwrap();
+    });
 }

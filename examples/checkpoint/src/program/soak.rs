@@ -28,7 +28,7 @@ pub(crate) fn run(options: &Pattern) -> Result<ExitCode, Failed> {
         (Role::Trainer(number), Some(trainers)) => {
             let mut state = Fixed::pattern(layout.clone(), number as usize, trainers.size() as usize);
             let mut saver = Saver::new(&staging, &layout)?;
-            let mut told = 0;
+            let mut told = None;
             for step in 1..=options.saves {
                 state.step()?;
                 let parts = state.parts()?;
@@ -40,15 +40,11 @@ pub(crate) fn run(options: &Pattern) -> Result<ExitCode, Failed> {
                 crash::point(&format_args!("step {step} is staged"));
                 // As training would: nobody is a step ahead of the others.
                 trainers.barrier()?;
-                let durable = saver.durable()?;
-                if durable > told {
-                    told = durable;
-                    print(&format!("durable {durable}\n"));
-                }
+                tell(&saver, &mut told)?;
             }
             // A save may be lost with its writer: then this is told by nobody.
             let _ = saver.wait_durable(options.saves, std::time::Duration::from_secs(2));
-            print(&format!("durable {}\n", saver.durable()?));
+            tell(&saver, &mut told)?;
             saver.end()?;
         }
         _ => {
@@ -58,4 +54,14 @@ pub(crate) fn run(options: &Pattern) -> Result<ExitCode, Failed> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells which step is durable, when that is another one than before.
+fn tell(saver: &Saver, told: &mut Option<u64>) -> Result<(), Failed> {
+    let durable = saver.durable()?;
+    if let Some(step) = durable.filter(|_| durable > *told) {
+        *told = durable;
+        print(&format!("durable {step}\n"));
+    }
+    Ok(())
 }

@@ -158,13 +158,13 @@ impl Staging {
     /// Those of the transport: the trainer may have failed.
     pub fn tell(&self, trainer: Rank, told: Told, step: u64) -> Result<()> {
         // Not put: a writer that was given up may still come with an older one.
-        self.window.atomic(trainer, Atomic::Max, 8, told as u64, step, 0)?;
+        self.window.atomic(trainer, Atomic::Max, 8, told as u64, step.saturating_add(1), 0)?;
         Ok(self.window.send_signal(trainer, self.changed(), 1)?)
     }
 
-    /// The newest step of which this trainer was told so; 0 before the first.
-    fn told(&self, told: Told) -> Result<u64> {
-        Ok(self.window.local().load(told as usize)?)
+    /// The newest step of which this trainer was told so. Kept as one more, so that step 0 is told from none.
+    fn told(&self, told: Told) -> Result<Option<u64>> {
+        Ok(self.window.local().load(told as usize)?.checked_sub(1))
     }
 
     /// The signal of a trainer that counts what it was told.

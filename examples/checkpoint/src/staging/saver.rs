@@ -67,10 +67,11 @@ impl Saver {
     /// full. When the writer fails, everything is staged again with the next standby.
     ///
     /// # Errors
-    /// [`Error::NoWriter`] when no writer is left; [`transom::Error::Expired`] when the writer freed nothing for as long as
-    /// the team's deadline: the save is given up, and the next one may be tried.
+    /// [`Error::Invalid`] for a note larger than a block; [`Error::NoWriter`] when no writer is left;
+    /// [`transom::Error::Expired`] when the writer freed nothing for as long as the team's deadline: the save is given up, and
+    /// the next one may be tried.
     pub fn save<'a>(&mut self, step: u64, note: &Note, part: impl Fn(usize) -> &'a [u8]) -> Result<Staged> {
-        let note = encode(note)?;
+        let note = self.encode(note)?;
         let since = Instant::now();
         let mut lost = Vec::new();
         loop {
@@ -107,7 +108,7 @@ impl Saver {
         note: &Note,
         part: impl Fn(usize) -> Slice,
     ) -> Result<Staged> {
-        let note = encode(note)?;
+        let note = self.encode(note)?;
         let since = self.staging.team().context().clock().now();
         let mut lost = Vec::new();
         loop {
@@ -135,6 +136,20 @@ impl Saver {
         }
     }
 
+    /// The text of a note.
+    fn encode(&self, note: &Note) -> Result<Vec<u8>> {
+        let text = serde_json::to_vec(note).map_err(|e| Error::invalid("note", e.to_string()))?;
+        if text.len() as u64 > self.staging.block {
+            let why = format!(
+                "{} bytes as text, at most a block of {} bytes is kept",
+                text.len(),
+                self.staging.block
+            );
+            return Err(Error::invalid("note", why));
+        }
+        Ok(text)
+    }
+
     /// Goes on to the next writer, if the error says that this one is gone.
     fn give_up(&mut self, error: transom::Error, lost: &mut Vec<(Rank, Arc<transom::Error>)>) -> Result<()> {
         match self.senders.front().map(Sender::to) {
@@ -147,28 +162,27 @@ impl Saver {
         }
     }
 
-    /// The newest step whose checkpoint is known to be durable; 0 before the first.
+    /// The newest step whose checkpoint is known to be durable.
     ///
     /// # Errors
     /// None on a window that is open.
-    pub fn durable(&self) -> Result<u64> {
+    pub fn durable(&self) -> Result<Option<u64>> {
         self.staging.told(Told::Durable)
     }
 
     /// Waits until the checkpoint of `step`, or of a later one, is durable.
     ///
     /// # Errors
-    /// [`Error::Abandoned`] when there will be none, and [`Error::WriterLost`] when this trainer's writer fails before: its last saves may be gone with it;
-    /// [`transom::Error::Expired`].
+    /// [`Error::Abandoned`] when there will be none; [`Error::WriterLost`] when this trainer's writer fails before: its last
+    /// saves may be gone with it; [`Error::NoWriter`]; [`transom::Error::Expired`].
     pub fn wait_durable(&self, step: u64, timeout: Duration) -> Result<u64> {
         let until = Instant::now() + timeout;
         loop {
             let told = self.changed.value();
-            let durable = self.durable()?;
-            if durable >= step {
+            if let Some(durable) = self.durable()?.filter(|durable| *durable >= step) {
                 return Ok(durable);
             }
-            if self.staging.told(Told::Abandoned)? >= step {
+            if self.staging.told(Told::Abandoned)?.is_some_and(|abandoned| abandoned >= step) {
                 return Err(Error::Abandoned { step });
             }
             let writer = self.senders.front().map(Sender::to);
@@ -181,6 +195,8 @@ impl Saver {
             let left = until.saturating_duration_since(Instant::now());
             match self.changed.wait_at_least(told + 1, left.min(GLANCE)) {
                 Err(transom::Error::Expired { .. }) if left > GLANCE => {}
+                // Every writer has failed: this trainer's is told above.
+                Err(transom::Error::Failed(_)) => {}
                 changed => drop(changed?),
             }
         }
@@ -226,11 +242,6 @@ impl Saver {
         }
         Ok(())
     }
-}
-
-/// The text of a note, which has to fit into a block.
-fn encode(note: &Note) -> Result<Vec<u8>> {
-    serde_json::to_vec(note).map_err(|e| Error::invalid("note", e.to_string()))
 }
 
 /// The messages of a save: the beginning, whose payload is a note of `note` bytes, and each block.
