@@ -75,7 +75,7 @@ pub enum Error {
     #[error("the staging window is out of step: {0}")]
     Protocol(String),
     /// Every writer that could have taken the shard of a step has failed.
-    #[error("step {step} is not saved: no writer is left{}", told(.lost))]
+    #[error("no writer is left for step {step} (start the job with more standbys){}", told(.lost))]
     NoWriter {
         /// The step.
         step: u64,

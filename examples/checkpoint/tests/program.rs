@@ -86,6 +86,17 @@ fn a_run_goes_on_without_its_writer_and_with_other_numbers_of_trainers() {
 }
 
 #[test]
+fn a_run_without_any_writer_left_goes_on_to_its_end() {
+    let dir = Directory::new();
+    for at in ["6", "12"] {
+        let lost = train(&dir.file(at), &["--standbys", "0", "--crash-at-step", at]);
+        let (table, told) = (String::from_utf8_lossy(&lost.stdout).into_owned(), err(&lost));
+        assert!(table.contains("accuracy on digits"), "{table}{told}");
+        assert!(told.contains("no writer is left"), "{told}");
+    }
+}
+
+#[test]
 fn two_writers_and_small_staging_save_the_same_bits() {
     let dir = Directory::new();
     let plain = train(&dir.file("plain"), &[]);

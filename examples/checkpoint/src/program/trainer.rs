@@ -61,7 +61,7 @@ pub(crate) fn train(
     let mut seen = Seen { shard: state.parts()?.iter().map(|part| part.len()).sum(), ..Seen::default() };
     let mut last = None;
     for step in course.from + 1..=course.steps {
-        let under_way = last.is_some_and(|last| saver.durable().is_ok_and(|durable| durable < last));
+        let under_way = last.is_some_and(|last| saver.durable().is_ok_and(|durable| durable < Some(last)));
         let since = Instant::now();
         let done = state.step()?;
         let took = since.elapsed().as_secs_f64();
@@ -79,8 +79,9 @@ pub(crate) fn train(
                 // So that there is something to go on from.
                 let _ = last.map(|last| saver.wait_durable(last, staging.team().timeout()));
             }
-            save(step, state, saver, staging, crash, &bar, &mut seen)?;
-            last = Some(step);
+            if save(step, state, saver, staging, crash, &bar, &mut seen)? {
+                last = Some(step);
+            }
         }
         if let Some(loss) = loss {
             bar.set_message(format!("loss {loss:.4}"));
@@ -99,7 +100,7 @@ pub(crate) fn train(
     Ok(seen)
 }
 
-/// Stages the state of a step.
+/// Stages the state of a step. `false` where nobody takes it: the training goes on without.
 fn save(
     step: u64,
     state: &dyn State,
@@ -108,21 +109,29 @@ fn save(
     crash: &Crash,
     bar: &ProgressBar,
     seen: &mut Seen,
-) -> Result<(), Failed> {
+) -> Result<bool, Failed> {
     let rank = staging.team().rank();
     let parts = state.parts()?;
-    let staged = saver.save(step, &Note::new(), |part| {
+    let saved = saver.save(step, &Note::new(), |part| {
         if part == parts.len() / 2 {
             crash.in_save(step, staging);
         }
         parts[part]
-    })?;
+    });
+    let staged = match saved {
+        Ok(staged) => staged,
+        Err(error) if matches!(error, Error::NoWriter { .. }) || error.is_expired() => {
+            bar.suspend(|| say(&format!("trainer {rank}: step {step} is not saved: {error}")));
+            return Ok(false);
+        }
+        Err(error) => return Err(error.into()),
+    };
     seen.blocked.push(staged.blocked.as_secs_f64());
     for (writer, error) in &staged.lost {
         bar.suspend(|| say(&format!("trainer {rank}: the writer, rank {writer}, is lost: {error}")));
         bar.suspend(|| say(&format!("trainer {rank}: rank {} writes from now on", staged.writer)));
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Waits until the last checkpoint is durable. If its writer is lost and the state is still that of its step, it is saved
@@ -141,13 +150,12 @@ fn wait(
             Ok(_) => return Ok(()),
             Err(error @ Error::WriterLost { .. }) => {
                 bar.suspend(|| say(&format!("trainer {}: {error}", staging.team().rank())));
-                if last < course.steps {
+                if last < course.steps || !save(last, state, saver, staging, &Crash::default(), bar, seen)? {
                     return Ok(());
                 }
-                save(last, state, saver, staging, &Crash::default(), bar, seen)?;
             }
             // Why there is no checkpoint, the writer has told.
-            Err(Error::Abandoned { .. }) => return Ok(()),
+            Err(Error::Abandoned { .. } | Error::NoWriter { .. }) => return Ok(()),
             Err(error) if error.is_expired() => return Ok(()),
             Err(error) => return Err(error.into()),
         }

@@ -160,8 +160,11 @@ impl Directory {
             Some(dir) => (dir.clone(), false),
             None => (std::env::temp_dir().join(format!("transom-checkpoint-{}", std::process::id())), true),
         };
-        std::fs::create_dir_all(&path)
-            .map_err(|e| Failed(format!("make the directory {}: {e}", path.display())))?;
+        // One that is made for the run was not there before: what is in it is ours to remove.
+        let done = if made { std::fs::create_dir(&path) } else { std::fs::create_dir_all(&path) };
+        done.map_err(|e| {
+            Failed(format!("make the directory {}: {e} (name another one: --dir)", path.display()))
+        })?;
         Ok(Self { path, made })
     }
 
